@@ -1,0 +1,53 @@
+// accumulate.hpp - sums whose error does not grow with the number of terms.
+//
+// A row's terms are added in one fixed order at every level, in every layout and by any number of threads: term i belongs
+// to lane i % width; four consecutive registers of a lane are added as (0 + 1) + (2 + 3), four such groups one after the
+// other make a block, and blocks enter wide<storage_t>: float64 lanes for float32 arithmetic, sum and error (Knuth's
+// two-sum) for float64. At the end the lanes are folded, upper half onto lower half. The same class serves a row (lanes are
+// consecutive terms) and columns side by side (one wide per lane of terms, its own lanes being columns).
+#pragma once
+#include "simd.hpp"
+
+namespace {
+
+constexpr ptrdiff_t GROUP = 4;                 // registers added before they enter the block's sum
+constexpr ptrdiff_t BLOCK = 4 * GROUP;         // registers added before they enter a wide sum
+
+template <class S> struct wide {
+    typedef float half __attribute__((vector_size(DS_BYTES / 2)));
+    vec_f64 low, high;
+    DS_INLINE wide() : low(vec_f64{}), high(vec_f64{}) {}
+    DS_INLINE void add(simd<S> x) {
+        half h[2];
+        std::memcpy(h, &x.v, sizeof h);
+        low += __builtin_convertvector(h[0], vec_f64);
+        high += __builtin_convertvector(h[1], vec_f64);
+    }
+    DS_INLINE void join(const wide& o) { low += o.low; high += o.high; }
+    DS_INLINE simd<double> lanes() const { return low + high; }
+    DS_INLINE double total() const { return hsum(lanes()); }
+    DS_INLINE void store(double* p) const {
+        std::memcpy(p, &low, sizeof low);
+        std::memcpy(p + simd<double>::width, &high, sizeof high);
+    }
+};
+
+template <> struct wide<double> {
+    vec_f64 sum, error;
+    DS_INLINE wide() : sum(vec_f64{}), error(vec_f64{}) {}
+    DS_INLINE void add(simd<double> x) {
+        const vec_f64 s = sum + x.v, b = s - sum;
+        error += (sum - (s - b)) + (x.v - b);
+        sum = s;
+    }
+    DS_INLINE void join(const wide& o) { sum += o.sum; error += o.error; }
+    DS_INLINE simd<double> lanes() const { return sum + error; }
+    // An infinite weight makes the sum infinite and its error NaN: the sum alone is right then.
+    DS_INLINE double total() const {
+        const double s = hsum(simd<double>(sum));
+        return s - s == 0 ? s + hsum(simd<double>(error)) : s;
+    }
+    DS_INLINE void store(double* p) const { const vec_f64 v = sum + error; std::memcpy(p, &v, sizeof v); }
+};
+
+}  // namespace

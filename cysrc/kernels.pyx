@@ -1,0 +1,45 @@
+# distutils: language = c++
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: freethreading_compatible=True
+"""The softmax family for one ISA level. One source; setup.py compiles it once a level, with that level's flags.
+
+A call becomes a `task` (operands by base pointer and strides, axes split into kept and reduced) and runs one of these ways, which
+give a row the same bits: rows where they lie (rows.pxi), tiles of columns (columns.pxi), two phases over segments (long.pxi).
+Scalars that decide how a row's sum is split are constants of dtype and level, never of the batch or the number of threads.
+"""
+from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cython.parallel cimport prange
+from libc.math cimport INFINITY, NAN, exp as libc_exp, fabs, isfinite, log as libc_log, log1p as libc_log1p
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from simd cimport *
+
+ctypedef fused storage_t:
+    float
+    double
+    f16
+    bf16
+
+ctypedef fused compute_t:
+    float
+    double
+
+cdef enum:
+    SOFTMAX, LOG_SOFTMAX, LOGSUMEXP, STATE, NORMALIZE
+
+cdef enum:
+    SEGMENT = 65536      # elements of a float32 row that share one maximum; half as many of a float64 row
+    TILE = 131072        # float32 elements of a tile of columns, half as many of float64: half a megabyte
+    SMALL = 8192         # elements that stay in the first-level cache
+    BATCH = 64           # rows whose statistics are finished together
+    MIN_WORK = 32768     # elements below which threads cost more than they bring
+    PIECE = 16384        # elements of the smallest piece given to a thread
+
+include "finish.pxi"
+include "rows.pxi"
+include "columns.pxi"
+include "long.pxi"
+include "weighted.pxi"
+include "cumulative.pxi"
+include "launch.pxi"
+include "interface.pxi"

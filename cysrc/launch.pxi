@@ -1,0 +1,107 @@
+# Which way a task runs, and its pieces handed to threads.
+
+cdef inline int threads_for(const task* t, int threads) noexcept nogil:
+    if t.rows() * t.cols() < MIN_WORK or in_parallel():
+        return 1
+    return threads if threads > 0 else openmp_threads()
+
+
+cdef inline Py_ssize_t pieces_of(Py_ssize_t total, Py_ssize_t size) noexcept nogil:
+    return (total + size - 1) // size
+
+
+cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil:
+    # A piece is a whole number of batches of short rows.
+    cdef Py_ssize_t rows = t.rows(), each = max(<Py_ssize_t>1, PIECE // t.cols() // 16 * 16), pieces = pieces_of(rows, each), i
+    if threads == 1 or pieces == 1:
+        run_rows(t, tag, 0, rows)
+        return
+    for i in prange(pieces, num_threads=threads, schedule="dynamic"):
+        run_rows(t, tag, i * each, min(rows, (i + 1) * each))
+
+
+cdef void launch_tiles(const task* t, compute_t* tag, Py_ssize_t cols, int threads) noexcept nogil:
+    cdef Py_ssize_t inner = t.kept.inner_shape(), across = pieces_of(inner, cols), tiles = t.rows() // inner * across, i
+    if threads == 1 or tiles == 1:
+        for i in range(tiles):
+            run_tile(t, tag, i // across * inner + i % across * cols, min(cols, inner - i % across * cols))
+        return
+    for i in prange(tiles, num_threads=threads, schedule="dynamic"):
+        run_tile(t, tag, i // across * inner + i % across * cols, min(cols, inner - i % across * cols))
+
+
+cdef int launch_segments(const task* t, storage_t* tag, bint columns, int threads) noexcept nogil:
+    """The two phases; -1 when there is no memory for the statistics."""
+    cdef segments g
+    cdef Py_ssize_t rows = t.rows(), tiles, i, units, pieces, length
+    cdef double* memory = NULL
+    g.length = SEGMENT // 2 if storage_t is double else SEGMENT
+    g.each = pieces_of(t.cols(), g.length)
+    g.group = BATCH if columns else 1
+    g.groups = pieces_of(t.kept.inner_shape(), g.group) if columns else 1
+    tiles = rows // t.kept.inner_shape() * g.groups if columns else rows
+    if t.operation != NORMALIZE:
+        memory = <double*>malloc((3 * g.each + 2) * rows * sizeof(double))
+        if memory == NULL:
+            return -1
+        g.m = memory
+        g.total = g.m + rows * g.each
+        g.count = g.total + rows * g.each
+        g.c = g.count + rows * g.each
+        g.value = g.c + rows
+        units = tiles * g.each
+        for i in prange(units, num_threads=threads, schedule="dynamic"):
+            run_segment(t, tag, &g, i)
+        merge_rows(t, &g, 0, rows)
+    if t.has_out:
+        length = (TILE // 2 if storage_t is double else TILE) // g.group
+        pieces = pieces_of(t.cols(), length)
+        units = tiles * pieces
+        for i in prange(units, num_threads=threads, schedule="dynamic", chunksize=max(<Py_ssize_t>1, PIECE // t.cols())):
+            run_output(t, tag, &g, i, pieces, length)
+    free(memory)
+    return 0
+
+
+cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
+    cdef bint columns = t.columns()
+    cdef Py_ssize_t w = simd[storage_t].lanes(), n = t.cols(), rows = t.rows(), i, each
+    cdef Py_ssize_t segment = SEGMENT // 2 if storage_t is double else SEGMENT
+    if storage_t is float or storage_t is double:
+        if t.base[OP_WEIGHTS] != NULL:
+            each = max(<Py_ssize_t>1, PIECE // n)
+            for i in prange(pieces_of(rows, each), num_threads=threads, schedule="dynamic"):
+                run_weighted(t, tag, i * each, min(rows, (i + 1) * each))
+            return 0
+        if columns and t.operation != NORMALIZE and n * w <= tile_elements(tag):
+            each = min(<Py_ssize_t>BATCH, tile_elements(tag) // n // w * w)
+            launch_tiles(t, tag, each, threads)
+            return 0
+    if columns or n > segment or t.operation == NORMALIZE:
+        return launch_segments(t, tag, columns, threads)
+    launch_rows(t, tag, threads)
+    return 0
+
+
+cdef int run(task* t, int threads) except -1 nogil:
+    cdef int failed
+    if t.rows() == 0 or t.cols() == 0:
+        return 0
+    threads = threads_for(t, threads)
+    if t.direct() and not t.columns():
+        if t.x_code == CODE_F32:
+            failed = launch(t, <float*>NULL, threads)
+        elif t.x_code == CODE_F64:
+            failed = launch(t, <double*>NULL, threads)
+        elif t.x_code == CODE_F16:
+            failed = launch(t, <f16*>NULL, threads)
+        else:
+            failed = launch(t, <bf16*>NULL, threads)
+    elif t.float64():
+        failed = launch(t, <double*>NULL, threads)
+    else:
+        failed = launch(t, <float*>NULL, threads)
+    if failed:
+        with gil:
+            raise MemoryError("no memory for the statistics of the row segments")
+    return 0

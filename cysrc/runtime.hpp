@@ -1,0 +1,52 @@
+// runtime.hpp - threads, their scratch memory, and the size of the cache.
+#pragma once
+#include <cstdlib>
+#include <unistd.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include "simd.hpp"
+
+namespace {
+
+#if defined(_OPENMP)
+constexpr int HAS_OPENMP = 1;
+inline int openmp_threads() { return omp_get_max_threads(); }
+inline int in_parallel() { return omp_in_parallel(); }
+// A forked child of libgomp waits for threads that do not exist there: give them back before the fork.
+inline void openmp_pause() { if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_hard); }
+#else
+constexpr int HAS_OPENMP = 0;
+inline int openmp_threads() { return 1; }
+inline int in_parallel() { return 0; }
+inline void openmp_pause() {}
+#endif
+
+// What a thread keeps between calls: fresh pages would cost more than the arithmetic of a small call.
+enum scratch_slot { SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS, SLOT_COUNT };
+struct scratch_memory {
+    void* at[SLOT_COUNT] = {};
+    size_t size[SLOT_COUNT] = {};
+    ~scratch_memory() { for (void* p : at) std::free(p); }
+};
+inline void* scratch(int slot, size_t bytes) {
+    static thread_local scratch_memory mine;
+    if (mine.size[slot] < bytes) {
+        std::free(mine.at[slot]);
+        bytes = (bytes + 4095) / 4096 * 4096;
+        mine.at[slot] = std::aligned_alloc(4096, bytes);
+        mine.size[slot] = mine.at[slot] ? bytes : 0;
+    }
+    return mine.at[slot];
+}
+
+// Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level.
+inline ptrdiff_t stream_threshold() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    static const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (l3 > 0) return l3 / 2;
+#endif
+    return 16 << 20;
+}
+
+}  // namespace

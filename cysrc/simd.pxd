@@ -1,0 +1,114 @@
+# What the kernels use of the C++ headers in this folder.
+
+cdef extern from "simd.hpp" nogil:
+    cdef cppclass f16:
+        pass
+    cdef cppclass bf16:
+        pass
+    cdef cppclass simd[S]:
+        simd()
+        simd(double)
+        simd operator+(simd)
+        simd operator-(simd)
+        simd operator*(simd)
+        simd operator/(simd)
+        @staticmethod
+        Py_ssize_t lanes()
+    simd[S] load[S](const S* p)
+    simd[S] load_partial[S](const S* p, Py_ssize_t n)
+    void store[S](S* p, simd[S] x)
+    void store_partial[S](S* p, simd[S] x, Py_ssize_t n)
+    simd[S] zero_where_equal[S](simd[S] e, simd[S] x, simd[S] m)
+    const char* DS_LEVEL
+    simd[S] vmax[S](simd[S] a, simd[S] b)
+    simd[S] vabs[S](simd[S] x)
+    simd[S] pick_less[S](simd[S] x, simd[S] y, simd[S] a, simd[S] b)
+    simd[S] pick_equal[S](simd[S] x, simd[S] m, simd[S] a, simd[S] b)
+    Py_ssize_t count_equal[S](simd[S] x, simd[S] m)
+    double hmax[S](simd[S] x)
+    double hsum[S](simd[S] x)
+    void to_doubles[S](simd[S] x, double* p)
+    simd[S] max_rows[S](const simd[S]* rows)
+    simd[S] sum_rows[S](const simd[S]* rows)
+    void stream_fence()
+
+cdef extern from "elementary.hpp" nogil:
+    simd[S] exp[S](simd[S] x)
+    simd[double] log1p(simd[double] r)
+    double exp_one(double x)
+    double log1p_one(double x)
+
+cdef extern from "accumulate.hpp" nogil:
+    const Py_ssize_t GROUP
+    const Py_ssize_t BLOCK
+    cdef cppclass wide[S]:
+        wide()
+        void add(simd[S] x)
+        void join(const wide& o)
+        simd[double] lanes()
+        double total()
+
+cdef extern from "runtime.hpp" nogil:
+    const int HAS_OPENMP
+    int openmp_threads()
+    int in_parallel()
+    void openmp_pause()
+    Py_ssize_t stream_threshold()
+    int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS
+    void* scratch(int slot, size_t bytes)
+
+cdef extern from "blocks.hpp" nogil:
+    cdef cppclass lane_buffer[S]:
+        lane_buffer()
+        lane_buffer(void* memory)
+        simd[S] get(Py_ssize_t i)
+        void put(Py_ssize_t i, simd[S] x)
+        lane_buffer at(Py_ssize_t i)
+        void* memory()
+    int OUT_SCALED, OUT_EXP, OUT_LOG
+    simd[S] output_of[S](int kind, simd[S] v, simd[S] c, simd[S] s)
+    simd[S] block_max[S](const S* x)
+    simd[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t ahead, Py_ssize_t& count)
+    simd[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint keep, Py_ssize_t& count)
+    void write_scaled[S](S* out, lane_buffer[S] e, Py_ssize_t n, simd[S] s, bint past_cache)
+    void write_row[S](S* out, const S* x, Py_ssize_t n, simd[S] c, simd[S] s, bint is_log, bint past_cache)
+    void strip_sum[S](lane_buffer[S] tile, Py_ssize_t n, Py_ssize_t pitch, simd[S] m, simd[S] c, bint keep, wide[S]* sums, simd[S]& count)
+    void strip_totals[S](wide[S]* sums, double* totals)
+
+cdef extern from "layout.hpp" nogil:
+    int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OPERANDS
+    int CODE_F32, CODE_F64, CODE_F16, CODE_BF16, CODE_BOOL, CODE_I8, CODE_U8, CODE_I16, CODE_U16, CODE_I32, CODE_U32
+    int CODE_I64, CODE_U64, CODE_SWAPPED
+    Py_ssize_t item_size(int code)
+    cdef cppclass axis_group:
+        int ndim
+        Py_ssize_t size
+        Py_ssize_t inner_shape()
+        Py_ssize_t inner_stride(int op)
+        Py_ssize_t offset(Py_ssize_t index, int op)
+    cdef cppclass task:
+        task()
+        char* base[8]
+        axis_group kept, reduced
+        int x_code, out_code, weights_code
+        int operation
+        int has_out, has_scale, past_cache
+        double scale
+        void set(int op, void* pointer)
+        void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)
+        void finish()
+        Py_ssize_t rows()
+        Py_ssize_t cols()
+        bint float64()
+        bint direct()
+        bint columns()
+        char* row(int op, Py_ssize_t r)
+        double row_scale(Py_ssize_t r)
+    void gather_run_of(int code, const char* src, Py_ssize_t stride, Py_ssize_t n, double* dst)
+    void scatter_run_of(int code, const double* src, Py_ssize_t n, char* dst, Py_ssize_t stride)
+    void put_value(const task& t, int op, int code, Py_ssize_t r, double value)
+    double get_value(const task& t, int op, Py_ssize_t r)
+    void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
+    void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)
+    void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t pitch, C* dst)
+    void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t pitch, C* src, C hidden)
