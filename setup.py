@@ -21,7 +21,7 @@ LEVELS = {
 }
 MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
 # Contraction and fast-math would change results: a fused multiply-add is written where it is meant.
-FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 HEADERS = sorted(str(p) for p in Path("cysrc").glob("*.hpp"))
 SOURCES = sorted(str(p) for p in Path("cysrc").glob("*.p[xy]*"))
 PURE = os.environ.get("DUALSOFT_PURE", "") not in ("", "0")

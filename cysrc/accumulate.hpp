@@ -18,11 +18,17 @@ template <class S> struct wide {
     vec_f64 low, high;
     DS_INLINE wide() : low(vec_f64{}), high(vec_f64{}) {}
     DS_INLINE void add(simd<S> x) {
+#if DS_BYTES == 64
+        low += (vec_f64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x.v));
+        high += (vec_f64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x.v, 1));
+#else
         half h[2];
         std::memcpy(h, &x.v, sizeof h);
         low += __builtin_convertvector(h[0], vec_f64);
         high += __builtin_convertvector(h[1], vec_f64);
+#endif
     }
+    DS_INLINE wide(simd<S> x) : wide() { add(x); }
     DS_INLINE void join(const wide& o) { low += o.low; high += o.high; }
     DS_INLINE simd<double> lanes() const { return low + high; }
     DS_INLINE double total() const { return hsum(lanes()); }
@@ -40,6 +46,7 @@ template <> struct wide<double> {
         error += (sum - (s - b)) + (x.v - b);
         sum = s;
     }
+    DS_INLINE wide(simd<double> x) : sum(x.v), error(vec_f64{}) {}
     DS_INLINE void join(const wide& o) { sum += o.sum; error += o.error; }
     DS_INLINE simd<double> lanes() const { return sum + error; }
     // An infinite weight makes the sum infinite and its error NaN: the sum alone is right then.

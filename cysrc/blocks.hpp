@@ -31,14 +31,17 @@ template <class S> DS_INLINE simd<S> block_max(const S* x) {
     return vmax(vmax(m[0], m[1]), vmax(m[2], m[3]));
 }
 
-// One register of elements: exp(x - c), kept if asked; without the maxima, which are counted.
-template <bool tied, bool keep, class S>
-DS_INLINE simd<S> term(simd<S> x, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t i, ptrdiff_t& count) {
-    const simd<S> y = exp(x - c);
-    if (keep) e.put(i, y);
-    if (!tied) return y;
-    count += count_equal(x, m);
-    return zero_where_equal(y, x, m);
+// exp(x - c) of `registers` registers, kept if asked. Maxima become 0 and are counted if there may be any.
+template <int registers, bool tied, bool keep, class S>
+DS_INLINE void terms(const simd<S>* x, simd<S> m, simd<S> c, simd<S>* y, lane_buffer<S> e, ptrdiff_t& count) {
+    for (int j = 0; j < registers; ++j) y[j] = x[j] - c;
+    exp_each<registers>(y);
+    for (int j = 0; j < registers; ++j) {
+        if (keep) e.put(j * simd<S>::width, y[j]);
+        if (!tied) continue;
+        count += count_equal(x[j], m);
+        y[j] = zero_where_equal(y[j], x[j], m);
+    }
 }
 
 template <bool tied, bool keep, class S>
@@ -46,11 +49,12 @@ DS_INLINE simd<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e
     constexpr ptrdiff_t w = simd<S>::width;
     simd<S> sum;
     for (ptrdiff_t i = 0; i < BLOCK; i += GROUP) {
-        simd<S> t[GROUP];
+        simd<S> v[GROUP], t[GROUP];
         for (ptrdiff_t j = 0; j < GROUP; ++j) {
             prefetch((const char*)(x + (i + j) * w) + ahead);
-            t[j] = term<tied, keep>(load(x + (i + j) * w), m, c, e, (i + j) * w, count);
+            v[j] = load(x + (i + j) * w);
         }
+        terms<GROUP, tied, keep>(v, m, c, t, e.at(i * w), count);
         const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
         sum = i ? sum + group : group;
     }
@@ -63,17 +67,23 @@ DS_INLINE simd<S> block_sum(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, 
     return keep ? block_terms<false, true>(x, m, c, e, ahead, count) : block_terms<false, false>(x, m, c, e, ahead, count);
 }
 // The last n < BLOCK * width elements: the same terms in the same order, those that are not there being 0.
-template <bool keep, class S>
+template <bool tied, bool keep, class S>
 DS_INLINE simd<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count) {
     constexpr ptrdiff_t w = simd<S>::width;
     simd<S> sum = simd<S>(0.0);
     for (ptrdiff_t i = 0; i < n; i += GROUP * w) {
-        simd<S> t[GROUP];
-        for (ptrdiff_t j = 0; j < GROUP; ++j) {
-            const ptrdiff_t at = i + j * w;
-            if (at + w <= n) t[j] = term<true, keep>(load(x + at), m, c, e, at, count);
-            else if (at < n) t[j] = term<true, keep>(load_partial(x + at, n - at), m, c, e, at, count);
-            else t[j] = simd<S>(0.0);
+        simd<S> v[GROUP], t[GROUP];
+        if (i + GROUP * w <= n) {
+            for (ptrdiff_t j = 0; j < GROUP; ++j) v[j] = load(x + i + j * w);
+            terms<GROUP, tied, keep>(v, m, c, t, e.at(i), count);
+        } else {
+            for (ptrdiff_t j = 0; j < GROUP; ++j) {
+                const ptrdiff_t at = i + j * w;
+                t[j] = simd<S>(0.0);
+                if (at >= n) continue;
+                v[0] = at + w <= n ? load(x + at) : load_partial(x + at, n - at);
+                terms<1, tied, keep>(v, m, c, t + j, e.at(at), count);
+            }
         }
         const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
         sum = i ? sum + group : group;
@@ -81,8 +91,85 @@ DS_INLINE simd<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane
     return sum;
 }
 template <class S>
-DS_INLINE simd<S> part_sum(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, bool keep, ptrdiff_t& count) {
-    return keep ? part_terms<true>(x, n, m, c, e, count) : part_terms<false>(x, n, m, c, e, count);
+DS_INLINE simd<S> part_sum(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count) {
+    if (tied) return keep ? part_terms<true, true>(x, n, m, c, e, count) : part_terms<true, false>(x, n, m, c, e, count);
+    return keep ? part_terms<false, true>(x, n, m, c, e, count) : part_terms<false, false>(x, n, m, c, e, count);
+}
+
+// ---------------------------------------------------------------- rows of a few registers: `width` of them at a time
+
+// Where c, the shift of the exponent, is m: everywhere but for logarithms, which use 0 while |m| < 1 (see finish.pxi).
+template <class S> DS_INLINE simd<S> shifts(simd<S> m, bool to_zero) {
+    if (!to_zero) return m;
+    const simd<S> zero = simd<S>(0.0);
+    return pick_less(vabs(m), simd<S>(1.0), zero, pick_equal(m, simd<S>(-std::numeric_limits<double>::infinity()), zero, m));
+}
+template <class S> struct few_rows {
+    double *m, *c, *total, *count;
+};
+// `width` rows of n elements, (registers - 1) * width < n <= registers * width <= GROUP * width. Their exponentials go to e, a row every
+// registers * width lanes. Maxima and sums of all rows are folded together, exponentials are taken of four rows at a time.
+template <int registers, bool keep, class S>
+DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buffer<S> e, few_rows<S> r) {
+    constexpr ptrdiff_t w = simd<S>::width, w64 = simd<double>::width, side = w < 4 ? w : 4;
+    const ptrdiff_t tail = n - (registers - 1) * w;
+    auto get = [=](ptrdiff_t j, int i) {
+        return i < registers - 1 || tail == w ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
+    };
+    simd<S> rows[w];
+    for (ptrdiff_t j = 0; j < w; ++j) {
+        rows[j] = vmax(get(j, 0), simd<S>(-std::numeric_limits<double>::infinity()));
+        for (int i = 1; i < registers; ++i) rows[j] = vmax(get(j, i), rows[j]);
+    }
+    const simd<S> m = max_rows(rows), c = shifts(m, to_zero);
+    typename simd<S>::C each_m[w], each_c[w];
+    store_lanes(each_m, m.v);
+    store_lanes(each_c, c.v);
+    to_doubles(m, r.m);
+    to_doubles(c, r.c);
+    simd<double> sums[w];
+    int32_t counts[w];
+    for (ptrdiff_t j = 0; j < w; j += side) {
+        simd<S> v[side], y[side], t[side][GROUP];
+        for (ptrdiff_t q = 0; q < side; ++q) {
+            counts[j + q] = 0;
+            for (int i = 0; i < GROUP; ++i) t[q][i] = simd<S>(0.0);
+        }
+        for (int i = 0; i < registers; ++i) {
+            for (ptrdiff_t q = 0; q < side; ++q) {
+                v[q] = get(j + q, i);
+                y[q] = v[q] - simd<S>(each_c[j + q]);
+            }
+            exp_each<side>(y);
+            for (ptrdiff_t q = 0; q < side; ++q) {
+                const simd<S> largest = simd<S>(each_m[j + q]);
+                if (keep) e.put(((j + q) * registers + i) * w, y[q]);
+                counts[j + q] += count_equal(v[q], largest);
+                t[q][i] = zero_where_equal(y[q], v[q], largest);
+            }
+        }
+        for (ptrdiff_t q = 0; q < side; ++q) {
+            if (registers == 1) sums[j + q] = wide<S>(t[q][0]).lanes();
+            else if (registers == 2) sums[j + q] = wide<S>(t[q][0] + t[q][1]).lanes();
+            else sums[j + q] = wide<S>((t[q][0] + t[q][1]) + (t[q][2] + t[q][3])).lanes();
+        }
+    }
+    for (ptrdiff_t j = 0; j < w; ++j) r.count[j] = counts[j];
+    for (ptrdiff_t j = 0; j < w; j += w64) store(r.total + j, sum_rows(sums + j));
+}
+template <class S>
+DS_INLINE void few_stats(const S* const* x, ptrdiff_t n, bool keep, bool to_zero, lane_buffer<S> e, double* m, double* c, double* total, double* count) {
+    const few_rows<S> r = {m, c, total, count};
+    switch ((n - 1) / simd<S>::width * 2 + keep) {
+        case 0: return few_terms<1, false>(x, n, to_zero, e, r);
+        case 1: return few_terms<1, true>(x, n, to_zero, e, r);
+        case 2: return few_terms<2, false>(x, n, to_zero, e, r);
+        case 3: return few_terms<2, true>(x, n, to_zero, e, r);
+        case 4: return few_terms<3, false>(x, n, to_zero, e, r);
+        case 5: return few_terms<3, true>(x, n, to_zero, e, r);
+        case 6: return few_terms<4, false>(x, n, to_zero, e, r);
+        default: return few_terms<4, true>(x, n, to_zero, e, r);
+    }
 }
 
 // What a softmax function makes of an element or of its kept exponential.
@@ -96,13 +183,18 @@ template <class S> DS_INLINE simd<S> output_of(int kind, simd<S> v, simd<S> c, s
     if (kind == OUT_SCALED) return output<OUT_SCALED>(v, c, s);
     return kind == OUT_EXP ? output<OUT_EXP>(v, c, s) : output<OUT_LOG>(v, c, s);
 }
+// Elements before the first one that can be streamed.
+template <class S> DS_INLINE ptrdiff_t aligned_head(const S* out) {
+    const uintptr_t line = simd<S>::width * sizeof(S);
+    return ptrdiff_t((line - uintptr_t(out) % line) % line / sizeof(S));
+}
+
 template <int kind, class S, class Get, class GetPart>
 DS_INLINE void write_run(S* out, ptrdiff_t n, simd<S> c, simd<S> s, bool past_cache, Get get, GetPart get_part) {
     constexpr ptrdiff_t w = simd<S>::width;
     ptrdiff_t i = 0;
     if (past_cache && uintptr_t(out) % sizeof(S) == 0) {
-        const ptrdiff_t line = w * sizeof(S);
-        const ptrdiff_t head = ptrdiff_t((line - uintptr_t(out) % line) % line / sizeof(S));
+        const ptrdiff_t head = aligned_head(out);
         if (head && head <= n) { store_partial(out, output<kind>(get_part(0, head), c, s), head); i = head; }
         if (head <= n) for (; i + w <= n; i += w) stream(out + i, output<kind>(get(i), c, s));
     }
@@ -117,6 +209,42 @@ template <class S> DS_INLINE void write_row(S* out, const S* x, ptrdiff_t n, sim
     auto get_part = [=](ptrdiff_t i, ptrdiff_t k) { return load_partial(x + i, k); };
     if (is_log) write_run<OUT_LOG>(out, n, c, s, past_cache, get, get_part);
     else write_run<OUT_EXP>(out, n, c, s, past_cache, get, get_part);
+}
+
+template <int registers, int kind, class S>
+DS_INLINE void few_write(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, lane_buffer<S> e, const typename simd<S>::C* c, const typename simd<S>::C* value, bool past_cache) {
+    constexpr ptrdiff_t w = simd<S>::width;
+    const ptrdiff_t tail = n - (registers - 1) * w;
+    for (ptrdiff_t j = 0; j < k; ++j) {
+        const simd<S> vc = simd<S>(c[j]), vv = simd<S>(value[j]);
+        const bool lines = past_cache && uintptr_t(out[j]) % (w * sizeof(S)) == 0;
+        for (int i = 0; i < registers; ++i) {
+            const bool whole = i < registers - 1 || tail == w;
+            simd<S> v;
+            if (kind == OUT_SCALED) v = e.get((j * registers + i) * w);
+            else v = whole ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
+            const simd<S> y = output<kind>(v, vc, vv);
+            if (!whole) store_partial(out[j] + i * w, y, tail);
+            else if (lines) stream(out[j] + i * w, y);
+            else store(out[j] + i * w, y);
+        }
+    }
+}
+// Outputs of k rows of few registers, for which few_stats left the exponentials in e.
+template <class S>
+DS_INLINE void few_output(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, bool is_log, lane_buffer<S> e, const double* c, const double* value, bool past_cache) {
+    typename simd<S>::C each_c[simd<S>::width], each_value[simd<S>::width];
+    for (ptrdiff_t j = 0; j < simd<S>::width; ++j) { each_c[j] = c[j]; each_value[j] = value[j]; }
+    switch ((n - 1) / simd<S>::width * 2 + is_log) {
+        case 0: return few_write<1, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 1: return few_write<1, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 2: return few_write<2, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 3: return few_write<2, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 4: return few_write<3, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 5: return few_write<3, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 6: return few_write<4, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
+        default: return few_write<4, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
+    }
 }
 
 // ---------------------------------------------------------------- a strip of columns: lanes are neighbouring rows

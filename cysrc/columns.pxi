@@ -82,17 +82,13 @@ cdef inline void tile_output(
 
 cdef void run_tile(const task* t, compute_t* tag, Py_ssize_t r, Py_ssize_t cols) noexcept nogil:
     """`cols` columns that fit in the cache, from input to output."""
-    cdef Py_ssize_t n = t.cols(), j
+    cdef Py_ssize_t n = t.cols()
     cdef bint keep = t.operation == SOFTMAX
     cdef batch_stats s
     tile_stats(t, tag, r, cols, 0, n, n, keep, &s)
-    if keep:
-        finish_softmax(&s, cols)
-    else:
-        finish_rest(&s, cols, t.operation)
+    finish(t.operation, &s, cols)
     if not t.has_out:
-        for j in range(cols):
-            put_reduced(t, r + j, &s, j)
+        put_reduced(t, r, cols, &s)
         return
     tile_output(
         t, lane_buffer[compute_t](scratch(SLOT_SOURCE, 0)), r, cols, 0, n, OUT_SCALED if keep else OUT_LOG, &s)

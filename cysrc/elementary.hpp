@@ -37,26 +37,33 @@ DS_INLINE vec_f32 times_power_of_two(vec_f32 p, vec_f32 n) { return (vec_f32)_mm
 DS_INLINE vec_f64 times_power_of_two(vec_f64 p, vec_f64 n) { return (vec_f64)_mm512_scalef_pd((__m512d)p, (__m512d)n); }
 #endif
 
-template <class S> DS_INLINE simd<S> exp(simd<S> x) {
+// exp of `count` registers in lockstep: the steps of one wait for each other, those of several fill the time.
+template <int count, class S> DS_INLINE void exp_each(simd<S>* x) {
     using K = exp_constants<typename simd<S>::C>;
     using V = vec_of<S>;
-    const V t = max_keep(V{} + K::lowest, x.v);
     const V shift = V{} + (K::round + (DS_BYTES == 64 ? 0 : K::offset));
-    const V z = fused(t, V{} + K::log2e, shift);
-    const V n = z - shift;
-    const V f = fused(n, V{} - K::ln2_low, fused(n, V{} - K::ln2_high, t));
-    V q = V{} + K::c[K::degree - 1];
-    for (int i = K::degree - 2; i >= 0; --i) q = fused(q, f, V{} + K::c[i]);
-    q = fused(q, f, V{} + 1);
-    const V p = fused(q, f, V{} + 1);
+    V f[count], z[count], n[count], p[count];
+    for (int j = 0; j < count; ++j) f[j] = max_keep(V{} + K::lowest, x[j].v);
+    for (int j = 0; j < count; ++j) z[j] = fused(f[j], V{} + K::log2e, shift);
+    for (int j = 0; j < count; ++j) n[j] = z[j] - shift;
+    for (int j = 0; j < count; ++j) f[j] = fused(n[j], V{} - K::ln2_high, f[j]);
+    for (int j = 0; j < count; ++j) f[j] = fused(n[j], V{} - K::ln2_low, f[j]);
+    for (int j = 0; j < count; ++j) p[j] = V{} + K::c[K::degree - 1];
+    for (int i = K::degree - 2; i >= 0; --i)
+        for (int j = 0; j < count; ++j) p[j] = fused(p[j], f[j], V{} + K::c[i]);
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < count; ++j) p[j] = fused(p[j], f[j], V{} + 1);
+    for (int j = 0; j < count; ++j) {
 #if DS_BYTES == 64
-    return times_power_of_two(p, n);
+        x[j] = times_power_of_two(p[j], n[j]);
 #else
-    // The sum f * 0 changes nothing but a NaN, whose payload the integer addition may have carried into the exponent.
-    const V scaled = (V)((ivec_of<S>)p + ((ivec_of<S>)z << K::mantissa));
-    return fused(scaled, V{} + K::restore, f * 0);
+        // The sum f * 0 changes nothing but a NaN, whose payload the integer addition may have carried into the exponent.
+        const V scaled = (V)((ivec_of<S>)p[j] + ((ivec_of<S>)z[j] << K::mantissa));
+        x[j] = fused(scaled, V{} + K::restore, f[j] * 0);
 #endif
+    }
 }
+template <class S> DS_INLINE simd<S> exp(simd<S> x) { exp_each<1>(&x); return x; }
 DS_INLINE double exp_one(double x) { return exp(simd<double>(x)).v[0]; }
 
 // (log((1 + s) / (1 - s)) - 2 s) / s^3 as a polynomial in s^2, for |s| <= (sqrt 2 - 1) / (sqrt 2 + 1)

@@ -223,3 +223,55 @@ def log1p_array(x, out):
             store_partial(q + i, log1p(load_partial(p + i, min(w, n - i))), min(w, n - i))
     finally:
         release(&o)
+
+
+def stream_read(x, int threads):
+    """The largest of the contiguous float32 array's elements: what reading memory once takes."""
+    cdef operands o
+    cdef Py_ssize_t i, n, each = 8 * PIECE, pieces
+    cdef const float* p
+    cdef double m = -INFINITY
+    for op in range(OPERANDS):
+        o.held[op] = False
+    try:
+        take(&o, OP_X, x, False)
+        n = o.view[OP_X].len // 4
+        p = <const float*>o.view[OP_X].buf
+        pieces = pieces_of(n, each)
+        with nogil:
+            for i in prange(pieces, num_threads=threads if threads > 0 else openmp_threads(), schedule="static"):
+                read_piece(p + i * each, min(each, n - i * each))
+        return read_piece(p, min(each, n))
+    finally:
+        release(&o)
+
+
+cdef double read_piece(const float* x, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i, size = BLOCK * simd[float].lanes()
+    cdef simd[float] m = simd[float](-INFINITY)
+    for i from 0 <= i <= n - size by size:
+        m = vmax(block_max(x + i), m)
+    return keep_alive(hmax(m))
+
+
+def stream_copy(x, out, int threads):
+    """Copies a contiguous float32 array past the cache: what reading and writing memory once takes."""
+    cdef operands o
+    cdef Py_ssize_t i, n, each = 8 * PIECE, pieces
+    cdef const float* p
+    cdef float* q
+    for op in range(OPERANDS):
+        o.held[op] = False
+    try:
+        take(&o, OP_X, x, False)
+        take(&o, OP_OUT, out, True)
+        n = o.view[OP_X].len // 4
+        p = <const float*>o.view[OP_X].buf
+        q = <float*>o.view[OP_OUT].buf
+        pieces = pieces_of(n, each)
+        with nogil:
+            for i in prange(pieces, num_threads=threads if threads > 0 else openmp_threads(), schedule="static"):
+                write_scaled(q + i * each, lane_buffer[float](<void*>(p + i * each)), min(each, n - i * each), simd[float](1.0), True)
+                stream_fence()
+    finally:
+        release(&o)

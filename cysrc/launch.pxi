@@ -10,14 +10,23 @@ cdef inline Py_ssize_t pieces_of(Py_ssize_t total, Py_ssize_t size) noexcept nog
     return (total + size - 1) // size
 
 
+cdef inline void run_piece(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    if t.cols() <= BLOCK * simd[storage_t].lanes():
+        run_short_rows(t, tag, first, last)
+    else:
+        run_rows(t, tag, first, last)
+    if t.past_cache:
+        stream_fence()
+
+
 cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil:
     # A piece is a whole number of batches of short rows.
     cdef Py_ssize_t rows = t.rows(), each = max(<Py_ssize_t>1, PIECE // t.cols() // 16 * 16), pieces = pieces_of(rows, each), i
     if threads == 1 or pieces == 1:
-        run_rows(t, tag, 0, rows)
+        run_piece(t, tag, 0, rows)
         return
     for i in prange(pieces, num_threads=threads, schedule="dynamic"):
-        run_rows(t, tag, i * each, min(rows, (i + 1) * each))
+        run_piece(t, tag, i * each, min(rows, (i + 1) * each))
 
 
 cdef void launch_tiles(const task* t, compute_t* tag, Py_ssize_t cols, int threads) noexcept nogil:
@@ -88,7 +97,7 @@ cdef int run(task* t, int threads) except -1 nogil:
     if t.rows() == 0 or t.cols() == 0:
         return 0
     threads = threads_for(t, threads)
-    if t.direct() and not t.columns():
+    if t.direct and not t.columns():
         if t.x_code == CODE_F32:
             failed = launch(t, <float*>NULL, threads)
         elif t.x_code == CODE_F64:

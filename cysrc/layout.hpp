@@ -61,12 +61,16 @@ struct task {
     axis_group kept, reduced;
     int x_code = 0, out_code = 0, weights_code = 0;
     int operation = 0;
-    int has_out = 0, has_scale = 0, past_cache = 0;
+    int has_out = 0, has_scale = 0, past_cache = 0, direct = 0;
     double scale = 1;
 
     void set(int op, void* pointer) { base[op] = (char*)pointer; }
     void add_axis(int is_reduced, ptrdiff_t extent, const ptrdiff_t* strides) { (is_reduced ? reduced : kept).add(extent, strides); }
-    void finish() { kept.merge_neighbours(); reduced.merge_neighbours(); }
+    void finish() {
+        kept.merge_neighbours();
+        reduced.merge_neighbours();
+        direct = lie_ready();
+    }
 
     ptrdiff_t rows() const { return kept.size; }
     ptrdiff_t cols() const { return reduced.size; }
@@ -75,7 +79,7 @@ struct task {
         return is_wide(x_code) || is_wide(out_code) || (base[OP_WEIGHTS] && is_wide(weights_code));
     }
     // Rows that the kernels can read and write where they lie.
-    bool direct() const {
+    bool lie_ready() const {
         if (x_code > CODE_BF16 || base[OP_WHERE] || base[OP_WEIGHTS] || base[OP_SCALE] || has_scale || reduced.ndim > 1) return false;
         if (out_code >= 0 && out_code != x_code) return false;
         const ptrdiff_t item = item_size(x_code);
@@ -95,17 +99,6 @@ struct task {
     }
 };
 
-// Calls run(op offset of every operand's first element, count) for each stretch of [start, start + count) along the inner axis.
-template <class F> DS_INLINE void each_run(const axis_group& g, ptrdiff_t start, ptrdiff_t count, F&& run) {
-    const ptrdiff_t inner = g.inner_shape();
-    while (count > 0) {
-        const ptrdiff_t n = std::min(inner - start % inner, count);
-        run(start, n);
-        start += n;
-        count -= n;
-    }
-}
-
 // Elements [start, start + n) of row r as compute lanes, scaled, with -inf where `where` leaves an element out or its weight is 0.
 template <class C> void gather_row(const task& t, ptrdiff_t r, ptrdiff_t start, ptrdiff_t n, C* dst, C* weights) {
     const auto gather = gather_for<C>(t.x_code);
@@ -123,6 +116,8 @@ template <class C> void gather_row(const task& t, ptrdiff_t r, ptrdiff_t start, 
             gather_for<C>(t.weights_code)(t.row(OP_WEIGHTS, r) + g.offset(at, OP_WEIGHTS), g.inner_stride(OP_WEIGHTS), count, w);
             for (ptrdiff_t i = 0; i < count; ++i) to[i] = w[i] == 0 ? -std::numeric_limits<C>::infinity() : to[i];
         }
+        if (t.base[OP_WHERE] && t.base[OP_WEIGHTS])
+            fill_hidden(weights + done, t.row(OP_WHERE, r) + g.offset(at, OP_WHERE), g.inner_stride(OP_WHERE), count, C(0));
         if (t.base[OP_WHERE])
             fill_hidden(to, t.row(OP_WHERE, r) + g.offset(at, OP_WHERE), g.inner_stride(OP_WHERE), count, -std::numeric_limits<C>::infinity());
         done += count;
@@ -142,12 +137,30 @@ template <class C> void scatter_row(const task& t, ptrdiff_t r, ptrdiff_t start,
     });
 }
 
+// Calls run(first, n) for each stretch of [start, start + count) that stays on the group's inner axis.
+template <class F> DS_INLINE void each_run(const axis_group& g, ptrdiff_t start, ptrdiff_t count, F&& run) {
+    const ptrdiff_t inner = g.inner_shape();
+    while (count > 0) {
+        const ptrdiff_t n = std::min(inner - start % inner, count);
+        run(start, n);
+        start += n;
+        count -= n;
+    }
+}
+
 DS_INLINE void gather_run_of(int code, const char* src, ptrdiff_t stride, ptrdiff_t n, double* dst) { gather_for<double>(code)(src, stride, n, dst); }
 DS_INLINE void scatter_run_of(int code, const double* src, ptrdiff_t n, char* dst, ptrdiff_t stride) { scatter_for<double>(code)(src, n, dst, stride); }
 
 // A reduced value of row r.
 DS_INLINE void put_value(const task& t, int op, int code, ptrdiff_t r, double value) {
     scatter_for<double>(code)(&value, 1, t.row(op, r), 0);
+}
+// Reduced values of rows r .. r + n - 1.
+inline void put_values(const task& t, int op, int code, ptrdiff_t r, ptrdiff_t n, const double* values) {
+    const auto scatter = scatter_for<double>(code);
+    each_run(t.kept, r, n, [&](ptrdiff_t at, ptrdiff_t count) {
+        scatter(values + (at - r), count, t.row(op, at), t.kept.inner_stride(op));
+    });
 }
 DS_INLINE double get_value(const task& t, int op, ptrdiff_t r) {
     double v;

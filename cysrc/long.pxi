@@ -44,16 +44,13 @@ cdef void merge_rows(const task* t, const segments* g, Py_ssize_t first, Py_ssiz
         k = min(BATCH, last - r)
         for j in range(k):
             merge_segments(t, g, r + j, &s, j)
-        if t.operation == SOFTMAX:
-            finish_softmax(&s, k)
-        else:
-            finish_rest(&s, k, t.operation)
+        finish(t.operation, &s, k)
+        if not t.has_out:
+            put_reduced(t, r, k, &s)
+            continue
         for j in range(k):
-            if t.has_out:
-                g.c[r + j] = s.c[j]
-                g.value[r + j] = s.value[j]
-            else:
-                put_reduced(t, r + j, &s, j)
+            g.c[r + j] = s.c[j]
+            g.value[r + j] = s.value[j]
 
 
 cdef inline void given_state(const task* t, Py_ssize_t r, bint as_float, double* c, double* value) noexcept nogil:
@@ -81,22 +78,25 @@ cdef void run_segment(const task* t, storage_t* tag, const segments* g, Py_ssize
     cdef size_t item = sizeof(double) if storage_t is double else sizeof(float)
     cdef const storage_t* x
     cdef storage_t* buffer
+    cdef lane_buffer[storage_t] blocks
     cdef batch_stats s
     segment_place(t, g, unit, g.each, &r, &cols)
     if g.group > 1:
         if storage_t is float or storage_t is double:
             tile_stats(t, tag, r, cols, start, n, tile_elements(tag) // g.group, False, &s)
     else:
-        if t.direct():
+        if t.direct:
             x = <const storage_t*>t.row(OP_X, r) + start
         else:
             buffer = <storage_t*>scratch(SLOT_SOURCE, (n + w) * item)
             if storage_t is float or storage_t is double:
                 gather_row(t[0], r, start, n, buffer, <storage_t*>NULL)
             x = buffer
-        segment_stats(
-            x, n, t.operation, lane_buffer[storage_t](), False, lane_buffer[storage_t](scratch(SLOT_BLOCK_MAX, (n // BLOCK + w) * item)),
-            n * sizeof(storage_t) if t.direct() else 0, &s, 0)
+        blocks = lane_buffer[storage_t](scratch(SLOT_BLOCK_MAX, (n // BLOCK + 2 * w) * item))
+        s.m[0] = segment_max(x, n, blocks)
+        s.total[0] = segment_sum(
+            x, n, s.m[0], shift_for(t.operation, s.m[0]), lane_buffer[storage_t](), False, blocks,
+            n * sizeof(storage_t) if t.direct else 0, &s.count[0], NULL)
     for j in range(cols):
         g.m[(r + j) * g.each + i] = s.m[j]
         g.total[(r + j) * g.each + i] = s.total[j]
@@ -117,7 +117,7 @@ cdef void run_output(const task* t, storage_t* tag, const segments* g, Py_ssize_
         else:
             s.c[j] = g.c[r + j]
             s.value[j] = g.value[r + j]
-    if t.direct() and g.group == 1:
+    if t.direct and g.group == 1:
         write_row(
             <storage_t*>t.row(OP_OUT, r) + start, <const storage_t*>t.row(OP_X, r) + start, n,
             simd[storage_t](s.c[0]), simd[storage_t](s.value[0]), is_log, t.past_cache)

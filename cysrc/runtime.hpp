@@ -40,13 +40,18 @@ inline void* scratch(int slot, size_t bytes) {
     return mine.at[slot];
 }
 
-// Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level.
+// A value that the compiler must believe is used.
+inline double keep_alive(double x) { asm volatile("" : "+m"(x)); return x; }
+
+// Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level. Some systems report the
+// caches of all sockets as one, so no more than a common size is believed.
 inline ptrdiff_t stream_threshold() {
+    constexpr long common = 32L << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     static const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (l3 > 0) return l3 / 2;
+    if (l3 > 0) return (l3 < common ? l3 : common) / 2;
 #endif
-    return 16 << 20;
+    return common / 2;
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ template <class S> struct simd {
 
     DS_INLINE simd() {}
     DS_INLINE simd(vec x) : v(x) {}
-    DS_INLINE simd(double x) { v = vec{} + C(x); }
+    DS_INLINE simd(double x) { v = C(x) - vec{}; }
     DS_INLINE static ptrdiff_t lanes() { return width; }
     DS_INLINE simd operator+(simd o) const { return v + o.v; }
     DS_INLINE simd operator-(simd o) const { return v - o.v; }
@@ -200,11 +200,19 @@ DS_INLINE uvec_16 narrow_f16(vec_f32 x) {
 }
 #endif
 DS_INLINE vec_f32 widen_bf16(uvec_16 h) { return (vec_f32)(__builtin_convertvector(h, uvec_32) << 16); }
+// To nearest, ties to even: add half an ulp, less one bit where the kept part is even. NaN becomes the quiet NaN.
 DS_INLINE uvec_16 narrow_bf16(vec_f32 x) {
-    uvec_32 u = (uvec_32)x;
-    uvec_32 rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    uvec_32 is_nan = (uvec_32)((u & 0x7fffffffu) > 0x7f800000u);
-    return __builtin_convertvector((rounded & ~is_nan) | (((u >> 16) | 0x40u) & is_nan), uvec_16);
+#if DS_BYTES == 64
+    const __m512i u = (__m512i)x, half = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+    return (uvec_16)_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16));
+#else
+    const uvec_32 u = (uvec_32)x, is_nan = (uvec_32)(x != x);
+    const uvec_32 rounded = u + 0x7fffu + ((u >> 16) & 1);
+    return __builtin_convertvector(((rounded & ~is_nan) | (0x7fc00000u & is_nan)) >> 16, uvec_16);
+#endif
 }
 
 // ---------------------------------------------------------------- load, store

@@ -53,6 +53,7 @@ cdef extern from "runtime.hpp" nogil:
     int openmp_threads()
     int in_parallel()
     void openmp_pause()
+    double keep_alive(double x)
     Py_ssize_t stream_threshold()
     int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS
     void* scratch(int slot, size_t bytes)
@@ -69,7 +70,10 @@ cdef extern from "blocks.hpp" nogil:
     simd[S] output_of[S](int kind, simd[S] v, simd[S] c, simd[S] s)
     simd[S] block_max[S](const S* x)
     simd[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t ahead, Py_ssize_t& count)
-    simd[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint keep, Py_ssize_t& count)
+    simd[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count)
+    void few_stats[S](const S** x, Py_ssize_t n, bint keep, bint to_zero, lane_buffer[S] e, double* m, double* c, double* total, double* count)
+    void few_output[S](S** out, const S** x, Py_ssize_t n, Py_ssize_t k, bint is_log, lane_buffer[S] e, const double* c, const double* value, bint past_cache)
+    Py_ssize_t aligned_head[S](const S* out)
     void write_scaled[S](S* out, lane_buffer[S] e, Py_ssize_t n, simd[S] s, bint past_cache)
     void write_row[S](S* out, const S* x, Py_ssize_t n, simd[S] c, simd[S] s, bint is_log, bint past_cache)
     void strip_sum[S](lane_buffer[S] tile, Py_ssize_t n, Py_ssize_t pitch, simd[S] m, simd[S] c, bint keep, wide[S]* sums, simd[S]& count)
@@ -92,7 +96,7 @@ cdef extern from "layout.hpp" nogil:
         axis_group kept, reduced
         int x_code, out_code, weights_code
         int operation
-        int has_out, has_scale, past_cache
+        int has_out, has_scale, past_cache, direct
         double scale
         void set(int op, void* pointer)
         void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)
@@ -100,13 +104,13 @@ cdef extern from "layout.hpp" nogil:
         Py_ssize_t rows()
         Py_ssize_t cols()
         bint float64()
-        bint direct()
         bint columns()
         char* row(int op, Py_ssize_t r)
         double row_scale(Py_ssize_t r)
     void gather_run_of(int code, const char* src, Py_ssize_t stride, Py_ssize_t n, double* dst)
     void scatter_run_of(int code, const double* src, Py_ssize_t n, char* dst, Py_ssize_t stride)
     void put_value(const task& t, int op, int code, Py_ssize_t r, double value)
+    void put_values(const task& t, int op, int code, Py_ssize_t r, Py_ssize_t n, const double* values)
     double get_value(const task& t, int op, Py_ssize_t r)
     void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
     void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)

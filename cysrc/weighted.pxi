@@ -1,5 +1,19 @@
 # logsumexp with weights: the sum of b exp(x), of either sign. Elements of weight 0 were made -inf when they were gathered.
 
+cdef inline bint opposed(const task* t, Py_ssize_t r, compute_t* x, compute_t* b) noexcept nogil:
+    """Whether infinite elements of the row carry weights of both signs: infinity minus infinity."""
+    cdef Py_ssize_t n = t.cols(), start, size, i
+    cdef bint positive = False, negative = False
+    for start from 0 <= start < n by SMALL:
+        size = min(SMALL, n - start)
+        gather_row(t[0], r, start, size, x, b)
+        for i in range(size):
+            if x[i] == INFINITY:
+                positive = positive or b[i] > 0
+                negative = negative or b[i] < 0
+    return positive and negative
+
+
 cdef inline void weighted_row(const task* t, compute_t* tag, Py_ssize_t r, compute_t* x, compute_t* b, double* lse, double* sign) noexcept nogil:
     cdef Py_ssize_t n = t.cols(), w = simd[compute_t].lanes(), start, size, i
     cdef double m = -INFINITY, c, at_max, below, ratio, total
@@ -28,6 +42,8 @@ cdef inline void weighted_row(const task* t, compute_t* tag, Py_ssize_t r, compu
             top.add(pick_equal(vx, vm, vb, simd[compute_t](0.0)))
             rest.add(zero_where_equal(vb * exp(vx - vc), vx, vm))
     at_max = top.total()
+    if m == INFINITY and at_max - at_max == 0 and opposed(t, r, x, b):
+        at_max = NAN
     below = rest.total() * libc_exp(c - m if m - m == 0 else 0.0)
     if m == -INFINITY:
         total = below * 0

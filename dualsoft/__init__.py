@@ -1,0 +1,36 @@
+"""Exact online softmax for NumPy arrays: compiled SIMD kernels, and the running pair (m, d) as a value.
+
+Every function takes NumPy arrays of any layout and returns the kind of array it was given. See
+``help(dualsoft.softmax)`` for the rules that all functions share, and ``python -m dualsoft`` for what is installed.
+"""
+
+from dualsoft import accuracy, algorithms
+from dualsoft._version import __version__
+from dualsoft.registry import backend_for, backends, register_backend, use_backend
+from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
+from dualsoft.state import SoftmaxState, merge, softmax_state
+from dualsoft.threads import get_num_threads, num_threads, set_num_threads
+from dualsoft.trace import Trace, TraceRow, trace
+
+__all__ = [
+    "SoftmaxState",
+    "Trace",
+    "TraceRow",
+    "__version__",
+    "accuracy",
+    "algorithms",
+    "backend_for",
+    "backends",
+    "cumulative_logsumexp",
+    "get_num_threads",
+    "log_softmax",
+    "logsumexp",
+    "merge",
+    "num_threads",
+    "register_backend",
+    "set_num_threads",
+    "softmax",
+    "softmax_state",
+    "trace",
+    "use_backend",
+]

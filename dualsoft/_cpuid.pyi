@@ -1,0 +1,3 @@
+"""What this processor and operating system can run."""
+
+def usable_levels() -> list[str]: ...

@@ -1,0 +1,86 @@
+"""Interface of one compiled ISA level; every ``dualsoft._simd_<level>`` has exactly this.
+
+Arrays come in as objects with the buffer protocol (bfloat16 as its uint16 view), each with the code of
+its dtype. The caller has validated everything: shapes fit, ``axes`` is a bit mask of the reduced axes of
+``x``, ``where``/``b`` are broadcast to ``x.shape`` and ``scale`` (an array of float64) to ``x.shape`` with
+the reduced axes of length 1. Reduced outputs keep their axes with length 1. Arithmetic is float64 as soon as one
+of the codes is float64 or an integer, else float32. ``threads`` is the most threads to use, 0 for OpenMP's own number.
+"""
+
+from typing_extensions import Buffer
+
+LEVEL: str
+OPENMP: bool
+
+# dtype codes: F32 F64 F16 BF16, then BOOL I8 U8 I16 U16 I32 U32 I64 U64; add SWAPPED for the other byte order
+F32: int
+F64: int
+F16: int
+BF16: int
+BOOL: int
+I8: int
+U8: int
+I16: int
+U16: int
+I32: int
+U32: int
+I64: int
+U64: int
+SWAPPED: int
+
+def lanes(code: int) -> int: ...
+def max_threads() -> int: ...
+def pause_threads() -> None: ...
+def softmax(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    axes: int,
+    log: bool,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+def logsumexp(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    sign: Buffer | None,
+    out_code: int,
+    axes: int,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    b: Buffer | None,
+    b_code: int,
+    threads: int,
+) -> None: ...
+def state(
+    x: Buffer,
+    x_code: int,
+    m: Buffer,
+    rest: Buffer,
+    axes: int,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+def normalize(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    m: Buffer,
+    rest: Buffer,
+    axes: int,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+def cumulative_logsumexp(
+    x: Buffer, x_code: int, out: Buffer, out_code: int, axis: int, initial: bool, threads: int
+) -> None: ...
+def exp_array(x: Buffer, out: Buffer, code: int) -> None: ...
+def log1p_array(x: Buffer, out: Buffer) -> None: ...
+def stream_read(x: Buffer, threads: int) -> float: ...
+def stream_copy(x: Buffer, out: Buffer, threads: int) -> None: ...

@@ -1,0 +1,166 @@
+"""How far a result may be from the exact one: the bounds that the tests hold every backend to.
+
+Errors are counted in ulp, the spacing of the result's dtype at a stated size, so one number holds for all dtypes.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dualsoft.dtypes import BF16, F16, F32, F64, SWAPPED, DType, find_format
+
+Float = Any
+"""A float or an array of them."""
+
+
+class Bound(NamedTuple):
+    """An error of at most ``ulp`` spacings of the dtype plus ``absolute``."""
+
+    ulp: Float
+    absolute: float
+
+
+class _Precision(NamedTuple):
+    digits: int
+    """Bits of the significand, the hidden one included."""
+    least_exponent: int
+    """Of the smallest normal number 2**e."""
+
+
+_PRECISION = {
+    F16: _Precision(11, -14),
+    BF16: _Precision(8, -126),
+    F32: _Precision(24, -126),
+    F64: _Precision(53, -1022),
+}
+
+FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p")
+
+
+def _code(dtype: Any) -> int:
+    resolved: DType = np.dtype(dtype)
+    known = find_format(resolved)
+    if known is None or known.code & ~SWAPPED > BF16:
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {resolved}")
+    return known.code & ~SWAPPED
+
+
+def unit_roundoff(dtype: Any) -> float:
+    """Return the largest relative error of rounding to ``dtype``, 2**-digits.
+
+    Examples
+    --------
+    >>> from dualsoft.accuracy import unit_roundoff
+    >>> unit_roundoff("float32") == 2.0**-24
+    True
+    """
+    return float(2.0 ** -_PRECISION[_code(dtype)].digits)
+
+
+def ulp(value: Any, dtype: Any) -> Any:
+    """Return the spacing of the numbers of ``dtype`` at ``|value|``, that of the subnormals included.
+
+    Parameters
+    ----------
+    value : array_like
+        float64 or wider. NaN and infinities give NaN.
+    dtype : dtype
+        float16, bfloat16, float32 or float64.
+
+    Returns
+    -------
+    ndarray or scalar
+        In the dtype of ``value``, float64 for integers.
+
+    Examples
+    --------
+    >>> from dualsoft.accuracy import ulp
+    >>> float(ulp(1.5, "float32")) == 2.0**-23
+    True
+    """
+    digits, least = _PRECISION[_code(dtype)]
+    size = np.abs(np.asarray(value))
+    if size.dtype.kind != "f" or size.dtype.itemsize < 8:
+        size = size.astype(np.float64)
+    _, exponent = np.frexp(size)
+    # frexp gives size = f * 2**exponent with 1/2 <= f < 1; 0 has the exponent 0 but the spacing of the subnormals.
+    above = np.where(size == 0, least, np.maximum(exponent - 1, least))
+    spacing = np.ldexp(np.ones_like(size), above - (digits - 1))
+    return np.where(np.isfinite(size), spacing, np.nan)[()]
+
+
+def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | None = None) -> Bound:
+    """Return the bound on the error of a function's result.
+
+    Parameters
+    ----------
+    function : {"softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p"}
+        "softmax_state" is for ``d``; "exp" and "log1p" are the kernels inside.
+    dtype : dtype
+        Of the result; for "softmax_state", of the input.
+    n : int
+        The number of elements summed.
+    spread : float or ndarray
+        |scale·x - m|, for one element or the largest; with a ``scale``, plus the largest |scale·x| of the row. Only
+        "softmax" and "softmax_state" use it.
+    backend : str, optional
+        What serves; CUDA flushes subnormal float32 to zero.
+
+    Returns
+    -------
+    Bound
+        ``ulp`` and ``absolute``: ``|result - exact| <= ulp·accuracy.ulp(size, dtype) + absolute``, where size is
+
+        - softmax, exp, log1p: the exact result;
+        - log_softmax: ``max(|x - m|, |y|, 1)``;
+        - logsumexp, cumulative_logsumexp: ``max(|lse|, |m|)``;
+        - softmax_state: the exact ``d``, and ``dtype`` is float32 for half types.
+
+    Raises
+    ------
+    ValueError
+        For a function that is not listed, or a negative ``n`` or ``spread``.
+    TypeError
+        For a dtype that is not listed.
+
+    Notes
+    -----
+    "exact" is float64 for half types and float32, of the input as rounded to its dtype; more than float64 for float64.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.accuracy.bound("softmax", "float32", n=1000, spread=2.0).ulp
+    6.0
+    """
+    code = _code(dtype)
+    if function not in FUNCTIONS:
+        raise ValueError(f"function must be one of {', '.join(FUNCTIONS)}, got {function!r}")
+    if n < 0 or np.any(np.asarray(spread) < 0):
+        raise ValueError(f"n and spread must not be negative, got n={n} and spread={spread}")
+    ulps = _ulps(function, spread)
+    absolute = 0.0
+    if function == "cumulative_logsumexp":
+        # A running sum rounds once an element, in float64 whatever the dtype: n units of the sum are n units, absolute,
+        # of its log.
+        absolute += n * unit_roundoff(np.float64)
+    if function == "softmax" and backend is not None and backend.partition(":")[0] == "cuda":
+        # Results below the smallest normal float32 are flushed to zero.
+        absolute += 2.0**-126
+    if code in (F16, BF16) and function != "softmax_state":
+        # The float32 result, whose ulps are 2**(digits - 24) of the half type's, is rounded once more: half an ulp.
+        ulps = 0.5 + ulps * 2.0 ** (_PRECISION[code].digits - _PRECISION[F32].digits)
+    return Bound(ulps, absolute)
+
+
+def _ulps(function: str, spread: Float) -> Float:
+    """Return the ulps of a result that is not rounded to a half type."""
+    if function in ("softmax", "softmax_state"):
+        # x - m is rounded: half an ulp of itself, so |x - m| units of its exponential. A unit is at most one ulp. The
+        # other 4: exp, the blocked sum (whose error does not grow with n), its reciprocal, the product.
+        return 4.0 + spread
+    if function in ("log_softmax", "logsumexp", "cumulative_logsumexp"):
+        # One for the difference or sum with m, one for the logarithm of a sum of n terms that is known to a few units.
+        return 2.0
+    # The kernels for exp and log1p.
+    return 1.0

@@ -1,0 +1,164 @@
+"""The textbook ways to compute a softmax, for comparison: plain array code that does what its name says.
+
+They work on NumPy and CuPy arrays alike, need no backend, and do not guard against what their method does not guard
+against. ``passes`` is how often each goes over the vector, ``accesses_per_element`` how many loads and stores a fused
+implementation of it makes per element.
+
+=================  ======  ====================  =============
+method             passes  accesses per element  can overflow
+=================  ======  ====================  =============
+naive_softmax      2       3                     yes
+safe_softmax       3       4                     no
+online_softmax     2       3                     no
+=================  ======  ====================  =============
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from dualsoft.arrays import module_of
+from dualsoft.problem import algorithm_input
+
+__all__ = ["Algorithm", "naive_softmax", "online_softmax", "safe_softmax"]
+
+
+class Algorithm(Protocol):
+    """A softmax that knows its costs."""
+
+    passes: int
+    accesses_per_element: int
+
+    def __call__(self, x: Any, axis: int = -1) -> Any:
+        """Return the softmax of ``x`` along ``axis``."""
+
+
+def _costs(passes: int, accesses_per_element: int) -> Callable[[Callable[..., Any]], Algorithm]:
+    def attach(function: Callable[..., Any]) -> Algorithm:
+        algorithm = cast(Algorithm, function)
+        algorithm.passes = passes
+        algorithm.accesses_per_element = accesses_per_element
+        return algorithm
+
+    return attach
+
+
+@_costs(passes=2, accesses_per_element=3)
+def naive_softmax(x: Any, axis: int = -1) -> Any:
+    """Compute ``exp(x) / sum exp(x)`` as it is written: exp overflows float32 past 88.7, which gives NaN.
+
+    Parameters
+    ----------
+    x : array_like
+        Real. Half types are computed in float32, integers in float64.
+    axis : int, optional
+        The axis that sums to 1.
+
+    Returns
+    -------
+    ndarray
+        The shape and dtype of ``x``, float64 for integers.
+
+    Raises
+    ------
+    TypeError, numpy.exceptions.AxisError
+        For a dtype, kind of array or axis that is not taken.
+
+    Examples
+    --------
+    >>> import dualsoft, numpy
+    >>> with numpy.errstate(all="ignore"):
+    ...     dualsoft.algorithms.naive_softmax([0.0, 1000.0]).tolist()
+    [0.0, nan]
+    """
+    array, along, sums, result = algorithm_input(x, axis)
+    xp = module_of(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        e = xp.exp(array.astype(sums))
+        return (e / e.sum(axis=along, keepdims=True)).astype(result)
+
+
+@_costs(passes=3, accesses_per_element=4)
+def safe_softmax(x: Any, axis: int = -1) -> Any:
+    """Compute ``exp(x - m) / sum exp(x - m)``, m the maximum: one pass for m, one for the sum, one for the outputs.
+
+    Parameters
+    ----------
+    x : array_like
+        Real. Half types are computed in float32, integers in float64.
+    axis : int, optional
+        The axis that sums to 1.
+
+    Returns
+    -------
+    ndarray
+        The shape and dtype of ``x``, float64 for integers.
+
+    Raises
+    ------
+    TypeError, numpy.exceptions.AxisError
+        For a dtype, kind of array or axis that is not taken.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.algorithms.safe_softmax([0.0, 1000.0]).tolist()
+    [0.0, 1.0]
+    """
+    array, along, sums, result = algorithm_input(x, axis)
+    xp = module_of(array)
+    with np.errstate(invalid="ignore"):
+        values = array.astype(sums)
+        m = values.max(axis=along, keepdims=True, initial=-np.inf)
+        e = xp.exp(values - m)
+        return (e / e.sum(axis=along, keepdims=True)).astype(result)
+
+
+@_costs(passes=2, accesses_per_element=3)
+def online_softmax(x: Any, axis: int = -1) -> Any:
+    """Compute the softmax with the running pair: one pass for (m, d), element by element, one for the outputs.
+
+    ``m' = max(m, x)``, ``d' = d·exp(m - m') + exp(x - m')``, from m = -inf and d = 0; then ``exp(x - m) / d``.
+
+    Parameters
+    ----------
+    x : array_like
+        Real. Half types are computed in float32, integers in float64.
+    axis : int, optional
+        The axis that sums to 1.
+
+    Returns
+    -------
+    ndarray
+        The shape and dtype of ``x``, float64 for integers.
+
+    Raises
+    ------
+    TypeError, numpy.exceptions.AxisError
+        For a dtype, kind of array or axis that is not taken.
+
+    Notes
+    -----
+    M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.algorithms.online_softmax([2.0, 1.0, 3.0, 0.5]).round(4).tolist()
+    [0.2321, 0.0854, 0.6308, 0.0518]
+    """
+    array, along, sums, result = algorithm_input(x, axis)
+    xp = module_of(array)
+    with np.errstate(invalid="ignore"):
+        values = xp.moveaxis(array, along, 0)
+        m = xp.full(values.shape[1:], -np.inf, sums)
+        d = xp.zeros(values.shape[1:], sums)
+        for element in values:
+            now = element.astype(sums)
+            higher = xp.maximum(m, now)
+            # While all that was read is -inf, 0 stands in for the maximum: -inf - -inf would be NaN.
+            shift = xp.where(xp.isneginf(higher), sums.type(0), higher)
+            d = d * xp.exp(m - shift) + xp.exp(now - shift)
+            m = higher
+        return xp.moveaxis((xp.exp(values.astype(sums) - m) / d).astype(result), 0, along)

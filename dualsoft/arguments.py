@@ -1,0 +1,237 @@
+"""The rules for single arguments: axes, ``where``, ``scale``, ``dtype`` and ``out``. Called by ``problem`` only."""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.exceptions import AxisError
+
+from dualsoft.arrays import Array, is_cupy, module_of, same_kind
+from dualsoft.dtypes import FLOAT64, DType, find_format, is_float, same_number
+
+Shape = tuple[int, ...]
+
+
+def one_axis(axis: object, ndim: int, name: str = "axis") -> int:
+    """Return ``axis`` counted from the front.
+
+    Raises
+    ------
+    TypeError
+        When it is not an integer; True and False are not.
+    numpy.exceptions.AxisError
+        When the array does not have it.
+    """
+    index = _integer(axis, name)
+    if not -ndim <= index < ndim:
+        raise AxisError(index, ndim, name)
+    return index % ndim
+
+
+def _integer(axis: object, name: str) -> int:
+    if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {axis!r}")
+    try:
+        return operator.index(axis)
+    except TypeError:  # NumPy's arrays and scalars all have the method, and only some can answer
+        raise TypeError(f"{name} must be an integer, got {axis!r}") from None
+
+
+def reduced_axes(axis: object, ndim: int) -> tuple[tuple[int, ...], int]:
+    """Return the reduced axes, ascending, and their bit mask. None is all of them.
+
+    Raises
+    ------
+    TypeError
+        When ``axis`` is neither None nor an integer nor a tuple of integers.
+    ValueError
+        When an axis comes twice.
+    numpy.exceptions.AxisError
+        When the array does not have an axis.
+    """
+    if type(axis) is int and -ndim <= axis < ndim:
+        axis %= ndim
+        return (axis,), 1 << axis
+    if axis is None:
+        return tuple(range(ndim)), (1 << ndim) - 1
+    if not isinstance(axis, tuple):
+        if isinstance(axis, list):
+            raise TypeError(f"axis must be None, an integer or a tuple of integers, got the list {axis!r}")
+        # NumPy's reductions let a 0-d array have the axes 0 and -1.
+        if ndim == 0 and _integer(axis, "axis") in (0, -1):
+            return (), 0
+        index = one_axis(axis, ndim)
+        return (index,), 1 << index
+    mask = 0
+    for entry in axis:
+        bit = 1 << one_axis(entry, ndim)
+        if mask & bit:
+            raise ValueError(f"axis names the axis {entry} twice: {axis!r}")
+        mask |= bit
+    return tuple(index for index in range(ndim) if mask >> index & 1), mask
+
+
+def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
+    """Return ``shape`` with the reduced axes of length 1."""
+    if len(axes) == 1:
+        axis = axes[0]
+        return (*shape[:axis], 1, *shape[axis + 1 :])
+    if len(axes) == len(shape):
+        return (1,) * len(shape)
+    return tuple(1 if index in axes else length for index, length in enumerate(shape))
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
+    """Return ``shape`` without the reduced axes."""
+    return tuple(length for index, length in enumerate(shape) if index not in axes)
+
+
+def where_of(where: object, shape: Shape, x: Array) -> Array | None:
+    """Return ``where`` broadcast to ``shape``, or None.
+
+    Raises
+    ------
+    TypeError
+        When it is not boolean, or not the kind of array that ``x`` is.
+    ValueError
+        When it does not broadcast.
+    """
+    if where is None:
+        return None
+    array = same_kind(where, "where", x, "x")
+    if array.dtype.kind != "b":
+        raise TypeError(f"where must be boolean (True takes part), got dtype {array.dtype}")
+    if array.shape == shape:
+        return array
+    return _broadcast(array, shape, "where", "the shape of the input")
+
+
+def scale_of(scale: object, kept: Shape, x: Array) -> float | Array | None:
+    """Return ``scale`` as a float or as a float64 array of shape ``kept``, or None.
+
+    Raises
+    ------
+    TypeError
+        When it is not real, or not the kind of array that ``x`` is.
+    ValueError
+        When it does not broadcast to the reduced shape with the axes kept.
+    """
+    if scale is None or type(scale) is float:
+        return scale
+    array = same_kind(scale, "scale", x, "x")
+    if find_format(array.dtype) is None:
+        raise TypeError(
+            f"scale must be real (an integer, float16, bfloat16, float32 or float64), got dtype {array.dtype}"
+        )
+    if array.ndim == 0 and not is_cupy(array):
+        return float(array)
+    if array.dtype != FLOAT64:
+        array = array.astype(FLOAT64)
+    return _broadcast(array, kept, "scale", "the reduced shape with the axes kept,")
+
+
+def _broadcast(array: Array, shape: Shape, name: str, what: str) -> Array:
+    try:
+        return module_of(array).broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{name} has shape {array.shape}, which does not broadcast to {what} {shape}") from None
+
+
+def result_dtype(dtype: object, natural: DType) -> DType:
+    """Return the dtype of the result: ``dtype`` if given, else the one that follows from the input.
+
+    Raises
+    ------
+    TypeError
+        When ``dtype`` is not one of the four floating-point types.
+    """
+    if dtype is None:
+        return natural
+    try:
+        asked: DType | None = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        asked = None
+    if asked is None or not is_float(asked):
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}")
+    # As NumPy's ufuncs: the kind of number that was asked for, in the machine's byte order.
+    return asked.newbyteorder("=")
+
+
+def result_array(out: object, shape: Shape, dtype: DType, x: Array, reads: Iterable[object]) -> Array:
+    """Return the array to write an elementwise result to, in the machine's byte order.
+
+    It is ``out``, or a new one when ``out`` overlaps an input or has the other byte order.
+
+    ``out`` may be ``x`` itself: same memory, strides and dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When ``out`` is not an array like the result.
+    """
+    if out is None:
+        xp = module_of(x)
+        return xp.empty_like(x, dtype=dtype) if shape == x.shape else xp.empty(shape, dtype)
+    array = _checked_out(out, shape, dtype, x)
+    if not array.dtype.isnative or (_overlaps(array, (x,)) and not _is_same(array, x)):
+        return module_of(x).empty(shape, dtype)
+    return module_of(x).empty(shape, dtype) if reads and _overlaps(array, reads) else array
+
+
+def reduced_result(
+    out: object, kept: Shape, axes: tuple[int, ...], keepdims: bool, dtype: DType, x: Array, reads: Iterable[object]
+) -> Array:
+    """Return the array of shape ``kept`` to write a reduction to, in the machine's byte order.
+
+    It is a view of ``out``, or a new one when ``out`` overlaps an input or has the other byte order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When ``out`` is not an array like the result.
+    """
+    shape = kept if keepdims else reduced_shape(kept, axes)
+    array = _checked_out(out, shape, dtype, x)
+    if not array.dtype.isnative or _overlaps(array, reads):
+        return module_of(x).empty(kept, dtype)
+    return array if keepdims else module_of(x).expand_dims(array, axes)
+
+
+def _checked_out(out: object, shape: Shape, dtype: DType, x: Array) -> Array:
+    if type(out) is not np.ndarray or type(x) is not np.ndarray:
+        if not isinstance(out, np.ndarray) and not is_cupy(out):
+            raise TypeError(f"out must be an array, got {type(out).__name__}")
+        out = same_kind(out, "out", x, "x")
+    array: Array = out
+    if array.dtype != dtype and not same_number(array.dtype, dtype):
+        raise TypeError(f"out must have the dtype of the result, {dtype}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"out must have the shape of the result, {shape}, got {array.shape}")
+    if isinstance(array, np.ndarray):
+        flags = array.flags
+        if not flags.writeable:
+            raise ValueError("out is read-only")
+        if not flags.c_contiguous and any(
+            stride == 0 and length > 1 for stride, length in zip(array.strides, shape, strict=True)
+        ):
+            raise ValueError(f"out has several elements in one place (strides {array.strides})")
+    return array
+
+
+def _overlaps(out: Array, inputs: Iterable[object]) -> bool:
+    """Return whether ``out`` may share memory with an input, by their bounds: an exact answer can take for ever."""
+    share = module_of(out).may_share_memory
+    return any(share(out, given) for given in inputs if given is not None and not isinstance(given, float))
+
+
+def _is_same(out: Array, x: Array) -> bool:
+    if out is x:
+        return True
+    return bool(
+        out.strides == x.strides and out.shape == x.shape and out.dtype == x.dtype and _address(out) == _address(x)
+    )
+
+
+def _address(array: Array) -> Any:
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr

@@ -1,0 +1,101 @@
+"""The kinds of array that dualsoft takes, told apart by their type and without importing anything.
+
+NumPy arrays and what NumPy can convert are NumPy arrays here; CuPy arrays stay what they are; all else is refused
+with a word on how to convert it, never converted silently.
+"""
+
+import sys
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""A NumPy array, or a CuPy array (which has no type stubs)."""
+
+
+def is_cupy(value: object) -> bool:
+    """Return whether ``value`` is a CuPy array."""
+    kind: Any = type(value)
+    return _is_cupy_type(kind)
+
+
+@lru_cache(maxsize=256)
+def _is_cupy_type(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "cupy" and base.__name__ == "ndarray" for base in kind.__mro__)
+
+
+def module_of(array: Array) -> ModuleType:
+    """Return the module whose functions work on ``array``: NumPy, or CuPy if the caller's array is CuPy's."""
+    if isinstance(array, np.ndarray):
+        return np
+    root = type(array).__module__.partition(".")[0]
+    try:
+        return sys.modules[root]
+    except KeyError:
+        raise TypeError(f"{type(array).__name__} says it comes from {root!r}, which is not imported") from None
+
+
+def as_array(value: object, name: str) -> Array:
+    """Return argument ``name`` as a plain NumPy array or, unchanged, as a CuPy array.
+
+    Raises
+    ------
+    TypeError
+        For masked arrays, sparse matrices and the arrays of other libraries; the message says what to do.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return value
+    # The modules that a type and its bases come from tell whose array it is without an import.
+    origins = [str(base.__module__) for base in kind.__mro__]
+    if any(origin.startswith("numpy.ma") for origin in origins):
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be lost: pass {name}.data and "
+            f"where=~numpy.ma.getmaskarray({name})"
+        )
+    if any(origin.startswith("scipy.sparse") for origin in origins):
+        raise TypeError(f"{name} is a {kind.__name__}, a sparse array: pass {name}.toarray()")
+    if is_cupy(value):
+        return value
+    if hasattr(kind, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
+        raise TypeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, neither a NumPy nor a CuPy array, and is not "
+            f"converted silently: pass numpy.from_dlpack({name}) (or cupy.from_dlpack for device memory)"
+        )
+    return np.asarray(value)
+
+
+def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Array:
+    """Return argument ``name`` as an array of the kind that ``beside`` has; numbers and lists become NumPy arrays.
+
+    Raises
+    ------
+    TypeError
+        When one is a NumPy array and the other a CuPy array.
+    """
+    array = as_array(value, name)
+    if is_cupy(array) != is_cupy(beside):
+        if not isinstance(value, np.ndarray) and is_cupy(beside):
+            return module_of(beside).asarray(array)
+        raise TypeError(
+            f"{name} is a {_kind_name(array)} array and {beside_name} a {_kind_name(beside)} array: "
+            f"arrays are never moved silently, convert one of them"
+        )
+    return array
+
+
+def _kind_name(array: Array) -> str:
+    return "CuPy" if is_cupy(array) else "NumPy"
+
+
+def to_host(array: Array) -> np.ndarray[Any, Any]:
+    """Return a NumPy array with the contents of ``array``, copied only if it is on a device."""
+    host: np.ndarray[Any, Any] = array.get() if is_cupy(array) else array
+    return host
+
+
+def scalar_if_0d(array: Array) -> Any:
+    """Return a NumPy scalar for a 0-d NumPy array, as NumPy's reductions do, and any other array unchanged."""
+    return array[()] if array.ndim == 0 and isinstance(array, np.ndarray) else array

@@ -1,0 +1,23 @@
+"""What answers the problems: a backend is a name, whether it can be used, what it takes, and how it runs."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Backend(NamedTuple):
+    """A way to answer problems.
+
+    ``accepts`` is asked with a problem before each run, and with an array by ``backend_for``.
+    """
+
+    name: str
+    available: Callable[[], str | None]
+    """None when it can be used, else the reason why not."""
+    accepts: Callable[[Any], bool]
+    run: Callable[[Any], None]
+    """Writes the problem's ``out``."""
+    variant: Callable[[str], "Backend"] | None = None
+    """The backend called ``name:variant``; raises ValueError if there is none, RuntimeError if it cannot be used."""
+
+
+__all__ = ["Backend"]

@@ -1,0 +1,138 @@
+"""The compiled kernels for NumPy arrays: each problem is one call of one kernel of one ISA level."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dualsoft import dtypes, isa
+from dualsoft.arrays import Array
+from dualsoft.backends import Backend
+from dualsoft.dtypes import BF16
+from dualsoft.problem import (
+    CumulativeProblem,
+    LogSumExpProblem,
+    NormalizeProblem,
+    Problem,
+    SoftmaxProblem,
+    StateProblem,
+)
+from dualsoft.threads import limit
+
+_uint16 = np.dtype(np.uint16)
+
+
+def _softmax(kernels: ModuleType, problem: SoftmaxProblem) -> None:
+    x, out, _, mask, scale, where, x_code, out_code, log = problem
+    if x_code == BF16:
+        x = x.view(_uint16)
+    if out_code == BF16:
+        out = out.view(_uint16)
+    kernels.softmax(x, x_code, out, out_code, mask, log, scale, where, limit())
+
+
+def _logsumexp(kernels: ModuleType, problem: LogSumExpProblem) -> None:
+    x, out, _, mask, scale, where, x_code, out_code, sign, b, b_code = problem
+    x, out = _bits(x, x_code), _bits(out, out_code)
+    if sign is not None:
+        sign = _bits(sign, out_code)
+    if b is not None:
+        b = _bits(b, b_code)
+    kernels.logsumexp(x, x_code, out, sign, out_code, mask, scale, where, b, b_code, limit())
+
+
+def _state(kernels: ModuleType, problem: StateProblem) -> None:
+    x, m, rest, _, mask, scale, where, x_code = problem
+    kernels.state(_bits(x, x_code), x_code, m, rest, mask, scale, where, limit())
+
+
+def _normalize(kernels: ModuleType, problem: NormalizeProblem) -> None:
+    x, out, _, mask, scale, where, x_code, out_code, m, rest = problem
+    kernels.normalize(_bits(x, x_code), x_code, _bits(out, out_code), out_code, m, rest, mask, scale, where, limit())
+
+
+def _cumulative(kernels: ModuleType, problem: CumulativeProblem) -> None:
+    x, out, axes, _, x_code, out_code, initial = problem
+    kernels.cumulative_logsumexp(_bits(x, x_code), x_code, _bits(out, out_code), out_code, axes[0], initial, limit())
+
+
+def _bits(array: Array, code: int) -> Array:
+    """Return what the kernel reads: bfloat16 arrays have no buffer, so their bits are passed."""
+    return array.view(_uint16) if code == BF16 else array
+
+
+_CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
+    SoftmaxProblem: _softmax,
+    LogSumExpProblem: _logsumexp,
+    StateProblem: _state,
+    NormalizeProblem: _normalize,
+    CumulativeProblem: _cumulative,
+}
+
+
+def _accepts(work: Problem | Array) -> bool:
+    if type(work) in _CALLS:
+        return work.x_code >= 0 and type(work.x) is np.ndarray
+    return isinstance(work, np.ndarray) and dtypes.find_format(work.dtype) is not None
+
+
+def _available() -> str | None:
+    if isa.chosen() is not None:
+        return None
+    installed = isa.built()
+    if not installed:
+        return "no compiled kernels are installed"
+    return f"no compiled level can be used: {isa.why_not(installed[0])}"
+
+
+def _load(level: str) -> ModuleType:
+    """Import the kernels of ``level`` and make sure that they were built from the same sources as this package."""
+    kernels = isa.load(level)
+    for name in ("F32", "F64", "F16", "BF16", "BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "SWAPPED"):
+        if getattr(kernels, name) != getattr(dtypes, name):
+            raise ImportError(
+                f"{isa.module_name(level)} was built from other sources than this package: build it again"
+            )
+    return kernels
+
+
+_default: ModuleType | None = None
+
+
+def _run_default(problem: Problem) -> None:
+    _CALLS[type(problem)](_default or _load_default(), problem)
+
+
+def _load_default() -> ModuleType:
+    global _default
+    chosen = isa.chosen()
+    if chosen is None:
+        raise RuntimeError(f"the cpu backend cannot be used: {_available()}")
+    _default = _load(chosen)
+    return _default
+
+
+def _serve(name: str, kernels: ModuleType) -> Backend:
+    def run(problem: Problem) -> None:
+        _CALLS[type(problem)](kernels, problem)
+
+    return Backend(name, lambda: None, _accepts, run)
+
+
+def level(name: str) -> Backend:
+    """Return the backend ``cpu:name`` that runs one ISA level.
+
+    Raises
+    ------
+    ValueError
+        When there is no such level.
+    RuntimeError
+        When it was not built or cannot run here.
+    """
+    asked = f"cpu:{name}"
+    isa.check(name, asked)
+    return _serve(asked, _load(name))
+
+
+BACKEND = Backend("cpu", _available, _accepts, _run_default, level)

@@ -1,0 +1,206 @@
+"""The definition of correct: NumPy, two passes, every array widened first.
+
+The terms are computed in float64 (``compute`` may ask for more) on matrices of shape (rows, n), a row being what is
+reduced together. Sums, and what follows from them, are longdouble and rounded once, at the end. A sum is kept as
+``rest = sum - 1`` without one maximal element, so that a tiny rest survives in ``log1p(rest)``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dualsoft.backends import Backend
+from dualsoft.backends.reference_complex import complex_logsumexp
+from dualsoft.dtypes import FLOAT64, DType, find_format
+from dualsoft.problem import (
+    CumulativeProblem,
+    LogSumExpProblem,
+    NormalizeProblem,
+    Problem,
+    SoftmaxProblem,
+    StateProblem,
+)
+
+Array = np.ndarray[Any, Any]
+Rows = Array
+"""A matrix (rows, n)."""
+
+
+def to_rows(array: Array, axes: tuple[int, ...]) -> Rows:
+    """Return ``array`` as a matrix whose rows run over ``axes``."""
+    kept = [axis for axis in range(array.ndim) if axis not in axes]
+    n = int(np.prod([array.shape[axis] for axis in axes], dtype=np.int64))
+    rows = int(np.prod([array.shape[axis] for axis in kept], dtype=np.int64))
+    return array.transpose(*kept, *axes).reshape(rows, n)
+
+
+def from_rows(rows: Rows, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    """Return a matrix made by ``to_rows`` from an array of ``shape`` as an array of that shape."""
+    order = [axis for axis in range(len(shape)) if axis not in axes] + list(axes)
+    return rows.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+def scaled_rows(
+    x: Array, axes: tuple[int, ...], scale: float | Array | None, where: Array | None, compute: DType
+) -> tuple[Rows, Array | None]:
+    """Return ``scale·x`` as rows, -inf where an element does not take part, and ``where`` as rows."""
+    rows = to_rows(x, axes).astype(compute)
+    if isinstance(scale, np.ndarray):
+        rows = rows * to_rows(scale, axes).astype(compute)
+    elif scale is not None:
+        rows = rows * compute.type(scale)
+    visible = None if where is None else to_rows(where, axes)
+    return (rows if visible is None else np.where(visible, rows, -np.inf)), visible
+
+
+def maximum_and_rest(rows: Rows) -> tuple[Rows, Rows]:
+    """Return the pair (m, sum exp(x - m) - 1) of each row, as columns of shape (rows, 1).
+
+    m is the largest element that is not NaN; NaN rides on the rest alone. -inf in m means a row without weight.
+    """
+    ordered = np.where(np.isnan(rows), -np.inf, rows)
+    first = np.argmax(ordered, axis=1, keepdims=True)
+    m = np.take_along_axis(ordered, first, axis=1)
+    terms = exponentials(rows, m)
+    # What the maximal element adds is exactly 1, unless there is none (an empty row) or it is infinite.
+    pivot = np.take_along_axis(terms, first, axis=1) - 1
+    np.put_along_axis(terms, first, 0, axis=1)
+    return m, sum_rows(terms) + pivot
+
+
+def sum_rows(terms: Rows) -> Rows:
+    """Return the sum of each row as a column of longdouble, in which the order of the terms leaves no trace."""
+    return np.asarray(np.sum(terms, axis=1, keepdims=True, dtype=np.longdouble))
+
+
+def exponentials(rows: Rows, m: Rows) -> Rows:
+    """Return exp(x - m), with exp(-inf - -inf) = 0 and exp(inf - inf) = inf."""
+    shift = np.where(np.isneginf(m), 0, m)
+    terms: Rows = np.where(np.isposinf(rows), np.inf, np.exp(rows - shift))
+    return terms
+
+
+def softmax_rows(rows: Rows, m: Rows, rest: Rows, visible: Array | None) -> Rows:
+    """Return exp(x - m) / (1 + rest): NaN where m is infinite, 0 where an element does not take part."""
+    y = exponentials(rows, m) / (1 + rest)
+    y = np.where(np.isinf(m), np.nan, y)
+    return y if visible is None else np.where(visible, y, 0)
+
+
+def log_softmax_rows(rows: Rows, m: Rows, rest: Rows, visible: Array | None) -> Rows:
+    """Return x - m - log1p(rest), -inf where an element does not take part."""
+    y = (rows - m) - np.log1p(rest)
+    return y if visible is None else np.where(visible, y, -np.inf)
+
+
+def weighted_logsumexp(rows: Rows, weights: Rows) -> tuple[Rows, Rows]:
+    """Return log |sum w·exp(x)| and the sign of the sum, of each row. Elements of weight 0 are left out.
+
+    With p the weight of one maximal element and s the sum of the others, the sum is p + s. Near 1 it is
+    1 + ((p - 1) + s), where p - 1 is exact.
+    """
+    rows = np.where(weights == 0, -np.inf, rows)
+    ordered = np.where(np.isnan(rows), -np.inf, rows)
+    first = np.argmax(ordered, axis=1, keepdims=True)
+    m = np.take_along_axis(ordered, first, axis=1)
+    terms = np.where(weights == 0, 0, weights * exponentials(rows, m))
+    p = np.take_along_axis(terms, first, axis=1)
+    np.put_along_axis(terms, first, 0, axis=1)
+    s = sum_rows(terms)
+    total, rest = p + s, (p - 1) + s
+    near_one = (p >= 0.5) & (p <= 2) & (rest > -0.5)
+    size = np.where(near_one, np.log1p(rest), np.log(np.abs(total)))
+    return np.where(np.isinf(m) & ~np.isnan(total), np.log(np.abs(total)), m + size), np.sign(total)
+
+
+def cumulative_rows(rows: Rows) -> Rows:
+    """Return log sum_{i <= j} exp(x[i]) for every j, by the running pair (m, rest)."""
+    out = np.empty_like(rows)
+    m = np.full(len(rows), -np.inf, rows.dtype)
+    rest = np.full(len(rows), -1, rows.dtype)
+    for j in range(rows.shape[1]):
+        x = rows[:, j]
+        higher = np.maximum(m, x)
+        # Both exponents are 0 or below; the larger side's is exactly 1 and is what "rest" leaves out.
+        grown = (1 + rest) * np.exp(m - higher)
+        rest = np.where(x > m, grown, rest + np.exp(x - higher))
+        m = higher
+        rest = np.where(np.isneginf(m), -1, np.where(np.isposinf(m), np.inf, rest))
+        out[:, j] = m + np.log1p(rest)
+    return out
+
+
+def run(problem: Problem, compute: DType = FLOAT64) -> None:
+    """Write the problem's output, computed in ``compute``."""
+    with np.errstate(all="ignore"):
+        _RUN[type(problem)](problem, compute)
+
+
+def _softmax(problem: SoftmaxProblem, compute: DType) -> None:
+    rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
+    m, rest = maximum_and_rest(rows)
+    y = (log_softmax_rows if problem.log else softmax_rows)(rows, m, rest, visible)
+    _write(problem.out, y, problem.axes)
+
+
+def _logsumexp(problem: LogSumExpProblem, compute: DType) -> None:
+    if problem.x_code < 0:
+        complex_logsumexp(problem, to_rows)
+        return
+    rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
+    if problem.b is None:
+        m, rest = maximum_and_rest(rows)
+        lse, sign = m + np.log1p(rest), np.sign(1 + rest)
+    else:
+        weights = to_rows(problem.b, problem.axes).astype(compute)
+        if visible is not None:
+            weights = np.where(visible, weights, 0)
+        lse, sign = weighted_logsumexp(rows, weights)
+    if problem.sign is None:
+        lse = np.where(sign < 0, np.nan, lse)
+    else:
+        _write(problem.sign, sign, problem.axes)
+    _write(problem.out, lse, problem.axes)
+
+
+def _state(problem: StateProblem, compute: DType) -> None:
+    rows, _ = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
+    m, rest = maximum_and_rest(rows)
+    _write(problem.m, m, problem.axes)
+    _write(problem.rest, rest, problem.axes)
+
+
+def _normalize(problem: NormalizeProblem, compute: DType) -> None:
+    rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
+    m, rest = (to_rows(array, problem.axes).astype(compute) for array in (problem.m, problem.rest))
+    _write(problem.out, softmax_rows(rows, m, rest, visible), problem.axes)
+
+
+def _cumulative(problem: CumulativeProblem, compute: DType) -> None:
+    y = cumulative_rows(to_rows(problem.x, problem.axes).astype(compute))
+    if problem.initial:
+        y = np.concatenate([np.full((len(y), 1), -np.inf, y.dtype), y], axis=1)
+    _write(problem.out, y, problem.axes)
+
+
+def _write(out: Array, rows: Rows, axes: tuple[int, ...]) -> None:
+    out[...] = from_rows(rows, out.shape, axes).astype(out.dtype)
+
+
+_RUN: dict[type, Callable[[Any, DType], None]] = {
+    SoftmaxProblem: _softmax,
+    LogSumExpProblem: _logsumexp,
+    StateProblem: _state,
+    NormalizeProblem: _normalize,
+    CumulativeProblem: _cumulative,
+}
+
+
+def _accepts(work: Problem | Array) -> bool:
+    if type(work) in _RUN:
+        return type(work.x) is np.ndarray  # type: ignore[union-attr]
+    return isinstance(work, np.ndarray) and find_format(work.dtype, complex_too=True) is not None
+
+
+BACKEND = Backend("reference", lambda: None, _accepts, run)

@@ -1,0 +1,279 @@
+"""Frozen descriptions of what a caller asked for: the only place that judges a user's input.
+
+A problem holds the input as it was given (never copied, unless an overlap demands it), the output already allocated in
+its final dtype, and everything that a backend needs to fill it. Backends trust it and check nothing again.
+
+Reduced outputs keep the reduced axes with length 1. ``mask`` is the bit mask of the reduced axes.
+``where`` and ``b`` have the shape of ``x``; ``scale`` is None, a float, or a float64 array of the shape of ``x`` with
+the reduced axes of length 1.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dualsoft import arguments
+from dualsoft.arrays import Array, as_array, module_of, same_kind
+from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, Format, find_format, joint
+
+_ndarray = np.ndarray
+_empty_like = np.empty_like
+_empty = np.empty
+_new = tuple.__new__
+
+
+class SoftmaxProblem(NamedTuple):
+    """``out = exp(scale·x - lse)``, or ``scale·x - lse`` with ``log``."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    scale: float | Array | None
+    where: Array | None
+    x_code: int
+    out_code: int
+    log: bool
+
+
+class LogSumExpProblem(NamedTuple):
+    """``out = log |sum b·exp(scale·x)|`` and its sign; without ``sign``, a negative sum gives NaN."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    scale: float | Array | None
+    where: Array | None
+    x_code: int
+    out_code: int
+    sign: Array | None
+    b: Array | None
+    b_code: int
+
+
+class StateProblem(NamedTuple):
+    """``m = max scale·x`` and ``rest = sum exp(scale·x - m) - 1``, both float64."""
+
+    x: Array
+    m: Array
+    rest: Array
+    axes: tuple[int, ...]
+    mask: int
+    scale: float | Array | None
+    where: Array | None
+    x_code: int
+
+    @property
+    def out(self) -> tuple[Array, Array]:
+        """What a backend writes: the two arrays of the state."""
+        return self.m, self.rest
+
+
+class NormalizeProblem(NamedTuple):
+    """``out = exp(scale·x - m) / (1 + rest)``."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    scale: float | Array | None
+    where: Array | None
+    x_code: int
+    out_code: int
+    m: Array
+    rest: Array
+
+
+class CumulativeProblem(NamedTuple):
+    """``out[j] = log sum_{i <= j} exp(x[i])`` along the one axis; with ``initial``, the empty sum comes first."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    x_code: int
+    out_code: int
+    initial: bool
+
+
+Problem = SoftmaxProblem | LogSumExpProblem | StateProblem | NormalizeProblem | CumulativeProblem
+
+
+def softmax_problem(
+    x: object, axis: object, where: object, scale: object, dtype: object, out: object, log: bool
+) -> SoftmaxProblem:
+    """Judge the arguments of ``softmax`` and ``log_softmax``."""
+    # The common case, written out: it is what a small call costs.
+    if type(x) is _ndarray and where is None and scale is None and dtype is None:
+        known = FORMATS.get(x.dtype)
+        if known is not None and (out is None or type(out) is _ndarray):
+            code, result, result_code, is_result = known
+            ndim = x.ndim
+            if type(axis) is int and -ndim <= axis < ndim:
+                if axis < 0:
+                    axis += ndim
+                axes: tuple[int, ...] = (axis,)
+                mask = 1 << axis
+            else:
+                axes, mask = arguments.reduced_axes(axis, ndim)
+            if out is None:
+                out = _empty_like(x) if is_result else _empty_like(x, dtype=result)
+            elif out is not x or not is_result or not x.flags.writeable or not x.flags.c_contiguous:
+                out = arguments.result_array(out, x.shape, result, x, reads=())
+                result_code = _code(out)
+            return _new(SoftmaxProblem, (x, out, axes, mask, None, None, code, result_code, log))
+    array = as_array(x, "x")
+    known = _format(array, "x")
+    axes, mask = arguments.reduced_axes(axis, array.ndim)
+    factor = arguments.scale_of(scale, arguments.kept_shape(array.shape, axes), array)
+    visible = arguments.where_of(where, array.shape, array)
+    result = arguments.result_dtype(dtype, known.result)
+    target = arguments.result_array(out, array.shape, result, array, reads=(visible, factor))
+    return SoftmaxProblem(array, target, axes, mask, factor, visible, known.code, _code(target), log)
+
+
+def logsumexp_problem(
+    a: object,
+    axis: object,
+    b: object,
+    keepdims: bool,
+    return_sign: bool,
+    where: object,
+    scale: object,
+    dtype: object,
+    out: object,
+) -> LogSumExpProblem:
+    """Judge the arguments of ``logsumexp``. ``a`` and ``b`` broadcast together."""
+    if type(a) is _ndarray and b is None and where is None and scale is None and dtype is None and out is None:
+        plain = FORMATS.get(a.dtype)
+        if plain is not None:
+            code, result, result_code, _ = plain
+            axes, mask = arguments.reduced_axes(axis, a.ndim)
+            kept = arguments.kept_shape(a.shape, axes)
+            sign = _empty(kept, result) if return_sign else None
+            target = _empty(kept, result)
+            return _new(LogSumExpProblem, (a, target, axes, mask, None, None, code, result_code, sign, None, 0))
+    array = as_array(a, "a")
+    known = _format(array, "a", complex_too=True)
+    weights, b_code, natural = None, 0, known.result
+    if b is not None:
+        array, weights, b_format, natural = _weighted(a, array, b)
+        b_code = b_format.code
+    axes, mask = arguments.reduced_axes(axis, array.ndim)
+    kept = arguments.kept_shape(array.shape, axes)
+    factor = arguments.scale_of(scale, kept, array) if scale is not None else None
+    visible = arguments.where_of(where, array.shape, array) if where is not None else None
+    is_complex = natural.kind == "c"
+    if is_complex and dtype is not None:
+        raise TypeError(f"dtype must be left out for complex input (its dtype is {natural}), got {dtype!r}")
+    result = arguments.result_dtype(dtype, natural) if dtype is not None else natural
+    magnitude = np.empty(0, result).real.dtype if is_complex and return_sign else result
+    xp = module_of(array)
+    if out is None:
+        target = xp.empty(kept, magnitude)
+    else:
+        target = arguments.reduced_result(
+            out, kept, axes, keepdims, magnitude, array, (array, weights, visible, factor)
+        )
+    sign = xp.empty(kept, result) if return_sign else None
+    x_code, out_code = (COMPLEX, COMPLEX) if is_complex else (known.code, _code(target))
+    return LogSumExpProblem(array, target, axes, mask, factor, visible, x_code, out_code, sign, weights, b_code)
+
+
+def _weighted(a: object, array: Array, b: object) -> tuple[Array, Array, Format, np.dtype[Any]]:
+    """Broadcast ``a`` and ``b`` together; return both, the format of ``b`` and the dtype of the result."""
+    weights = same_kind(b, "b", array, "a")
+    b_format = _format(weights, "b", complex_too=True)
+    try:
+        shape = np.broadcast_shapes(array.shape, weights.shape)
+    except ValueError:
+        raise ValueError(f"a and b must broadcast together, got the shapes {array.shape} and {weights.shape}") from None
+    try:
+        together = joint(a, array.dtype, b, weights.dtype)
+    except TypeError:
+        together = None
+    result = None if together is None else find_format(together, complex_too=True)
+    if result is None:
+        raise TypeError(f"a is {array.dtype} and b is {weights.dtype}: they have no common dtype that dualsoft takes")
+    xp = module_of(array)
+    return xp.broadcast_to(array, shape), xp.broadcast_to(weights, shape), b_format, result.result
+
+
+def state_problem(x: object, axis: object, where: object, scale: object) -> StateProblem:
+    """Judge the arguments of ``softmax_state``."""
+    array = as_array(x, "x")
+    known = _format(array, "x")
+    axes, mask = arguments.reduced_axes(axis, array.ndim)
+    kept = arguments.kept_shape(array.shape, axes)
+    factor = arguments.scale_of(scale, kept, array)
+    visible = arguments.where_of(where, array.shape, array)
+    empty = module_of(array).empty
+    m, rest = empty(kept, FLOAT64), empty(kept, FLOAT64)
+    return StateProblem(array, m, rest, axes, mask, factor, visible, known.code)
+
+
+def normalize_problem(
+    x: object, axis: object, m: Array, rest: Array, where: object, scale: object, out: object
+) -> NormalizeProblem:
+    """Judge the arguments of ``SoftmaxState.normalize`` against the arrays of the state."""
+    array = same_kind(x, "x", m, "the state")
+    known = _format(array, "x")
+    axes, mask = arguments.reduced_axes(axis, array.ndim)
+    kept = arguments.kept_shape(array.shape, axes)
+    reduced = arguments.reduced_shape(array.shape, axes)
+    if m.shape != reduced:
+        raise ValueError(
+            f"x has shape {array.shape}, which reduces to {reduced} over axis={axis}, but the state has shape {m.shape}"
+        )
+    factor = arguments.scale_of(scale, kept, array)
+    visible = arguments.where_of(where, array.shape, array)
+    target = arguments.result_array(out, array.shape, known.result, array, reads=(visible, factor, m, rest))
+    m, rest = m.reshape(kept), rest.reshape(kept)
+    return NormalizeProblem(array, target, axes, mask, factor, visible, known.code, _code(target), m, rest)
+
+
+def cumulative_problem(x: object, axis: object, include_initial: bool, dtype: object, out: object) -> CumulativeProblem:
+    """Judge the arguments of ``cumulative_logsumexp``."""
+    array = as_array(x, "x")
+    known = _format(array, "x")
+    along = arguments.one_axis(axis, array.ndim)
+    result = arguments.result_dtype(dtype, known.result)
+    shape = array.shape
+    if include_initial:
+        shape = (*shape[:along], shape[along] + 1, *shape[along + 1 :])
+    target = arguments.result_array(out, shape, result, array, reads=())
+    return CumulativeProblem(array, target, (along,), 1 << along, known.code, _code(target), bool(include_initial))
+
+
+def vector(x: object) -> Array:
+    """Judge the argument of ``trace``: one row of numbers, as float64."""
+    array = as_array(x, "x")
+    known = _format(array, "x")
+    if array.ndim != 1:
+        raise ValueError(f"x must have one dimension, got the shape {array.shape}")
+    return array.astype(FLOAT64) if known.code != 1 else array
+
+
+def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any], np.dtype[Any]]:
+    """Judge the arguments of the textbook algorithms; return the array, the axis, and the dtypes of sums and result."""
+    array = as_array(x, "x")
+    known = _format(array, "x")
+    along = arguments.one_axis(axis, array.ndim)
+    sums = known.result if known.result.itemsize >= 4 else np.dtype(np.float32)
+    return array, along, sums, known.result
+
+
+def _format(array: Array, name: str, complex_too: bool = False) -> Format:
+    known = find_format(array.dtype, complex_too=complex_too)
+    if known is None:
+        also = ", or complex" if complex_too else ""
+        raise TypeError(
+            f"{name} has dtype {array.dtype}; it must be float16, bfloat16, float32, float64, an integer or bool{also}"
+        )
+    return known
+
+
+def _code(array: Array) -> int:
+    known = find_format(array.dtype)
+    return COMPLEX if known is None else known.code

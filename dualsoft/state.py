@@ -1,0 +1,414 @@
+"""The running pair (m, d) of online softmax as a value, with its algebra."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
+from dualsoft.dtypes import FLOAT64, find_format
+from dualsoft.pair import canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
+from dualsoft.problem import normalize_problem, state_problem
+from dualsoft.registry import require, run
+
+
+class SoftmaxState:
+    """The running pair of a softmax: what is known of the elements seen so far.
+
+    ``m`` is their maximum and ``d = sum exp(x - m)``. States of parts of a row merge to the state of the row, in any
+    grouping. A state never changes; ``merge``, ``|`` and ``update`` make new ones.
+
+    Parameters
+    ----------
+    m : array_like
+        The largest element of each row that is not NaN, -inf for an empty row. Taken as float64.
+    d : array_like
+        At least 0, or NaN for a row with NaN. Broadcasts with ``m``. Taken as float64.
+
+    Raises
+    ------
+    ValueError
+        When the shapes do not broadcast, or an entry of ``d`` is negative.
+    TypeError
+        When one is not real, or they are arrays of different kinds.
+
+    Notes
+    -----
+    Kept inside are ``m`` and ``rest = d - 1``: the ``rest`` of a state made by ``softmax_state`` keeps what would be
+    lost in a ``d`` near 1. Rows have one form each: an empty one is (-inf, 0), one with +inf is (inf, inf), and NaN is
+    in ``d`` only. M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> left, right = dualsoft.softmax_state([2.0, 1.0]), dualsoft.softmax_state([3.0, 0.5])
+    >>> (left | right) == dualsoft.merge(right, left)
+    True
+    >>> round(float((left | right).d), 4)
+    1.5853
+    """
+
+    __slots__ = ("_m", "_rest")
+    __hash__ = None  # type: ignore[assignment]
+
+    _m: Array
+    _rest: Array
+
+    def __init__(self, m: Any, d: Any) -> None:
+        m_array = as_array(m, "m")
+        d_array = same_kind(d, "d", m_array, "m")
+        for name, array in (("m", m_array), ("d", d_array)):
+            if find_format(array.dtype) is None:
+                raise TypeError(f"{name} must be real, got dtype {array.dtype}")
+        xp = module_of(m_array)
+        try:
+            shape = np.broadcast_shapes(m_array.shape, d_array.shape)
+        except ValueError:
+            raise ValueError(f"m and d must broadcast, got the shapes {m_array.shape} and {d_array.shape}") from None
+        m_array = xp.broadcast_to(m_array, shape).astype(FLOAT64)
+        d_array = xp.broadcast_to(d_array, shape).astype(FLOAT64)
+        if not is_cupy(m_array) and (d_array < 0).any():
+            raise ValueError(f"d must be at least 0 (or NaN), got {d_array.min()}")
+        _freeze(self, *canonical(m_array, d_array - 1))
+
+    @classmethod
+    def identity(cls, shape: int | tuple[int, ...], like: Any = None) -> "SoftmaxState":
+        """Return the state of nothing: m = -inf, d = 0, which merges to the other side exactly.
+
+        Parameters
+        ----------
+        shape : int or tuple of ints
+            The reduced shape.
+        like : ndarray, optional
+            An array of the wanted kind; NumPy's by default.
+
+        Returns
+        -------
+        SoftmaxState
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> dualsoft.SoftmaxState.identity(2).lse.tolist()
+        [-inf, -inf]
+        """
+        xp = np if like is None else module_of(as_array(like, "like"))
+        return _state_from(xp.full(shape, -np.inf, FLOAT64), xp.full(shape, -1.0, FLOAT64))
+
+    @property
+    def m(self) -> Any:
+        """The running maximum, float64."""
+        return scalar_if_0d(self._m)
+
+    @property
+    def d(self) -> Any:
+        """The normaliser, the sum of exp(x - m), float64."""
+        return scalar_if_0d(1 + self._rest)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The reduced shape."""
+        return tuple(self._m.shape)
+
+    @property
+    def lse(self) -> Any:
+        """The log of the sum of exponentials, ``m + ln d`` in nats, float64."""
+        return scalar_if_0d(log_of(self._m, self._rest))
+
+    def update(
+        self, x: Any, axis: int | tuple[int, ...] | None = None, *, where: Any = None, scale: Any = None
+    ) -> "SoftmaxState":
+        """Return the state with the elements of ``x`` added: ``merge(self, softmax_state(x, ...))``.
+
+        Parameters and errors are those of ``softmax_state``; ``x`` must reduce to the shape of the state.
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> dualsoft.SoftmaxState.identity(()).update([0.0, 0.0]).d.item()
+        2.0
+        """
+        return softmax_state(x, axis, where=where, scale=scale, initial=self)
+
+    def normalize(
+        self,
+        x: Any,
+        axis: int | tuple[int, ...] | None = None,
+        *,
+        where: Any = None,
+        scale: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """Return ``exp(scale·x - m) / d``: the softmax of ``x`` as part of all that the state has seen.
+
+        With the arguments that made the state, it is ``softmax`` with the same arguments.
+
+        Parameters
+        ----------
+        x : array_like
+            Real; reduces over ``axis`` to the shape of the state.
+        axis, where, scale, out
+            As for ``softmax``.
+
+        Returns
+        -------
+        ndarray
+            The shape of ``x``, and its dtype (float64 for integers).
+
+        Raises
+        ------
+        ValueError, TypeError, numpy.exceptions.AxisError
+            As ``softmax``; ValueError too when ``x`` does not reduce to the shape of the state.
+
+        Notes
+        -----
+        A row whose m is infinite, or whose d is NaN, is NaN. Elements that ``where`` leaves out give 0.
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> state = dualsoft.softmax_state([0.0, 0.0, 0.0, 0.0])
+        >>> state.normalize([0.0]).tolist()
+        [0.25]
+        """
+        problem = normalize_problem(x, axis, self._m, self._rest, where, scale, out)
+        result = problem.out
+        if result.size:
+            run(problem)
+        if out is None:
+            return scalar_if_0d(result)
+        if not module_of(out).may_share_memory(result, out):
+            out[...] = result
+        return out
+
+    def to(self, device: str) -> "SoftmaxState":
+        """Return the state on another device.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+
+        Raises
+        ------
+        ValueError
+            For another name.
+        RuntimeError
+            When the CUDA backend cannot be used.
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> dualsoft.softmax_state([1.0]).to("cpu").m.item()
+        1.0
+        """
+        if device == "cpu":
+            return _state_from(to_host(self._m), to_host(self._rest)) if is_cupy(self._m) else self
+        if device != "cuda":
+            raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
+        require("cuda")
+        import cupy  # type: ignore[import-not-found]  # the caller asked for it, and the CUDA backend is usable
+
+        return _state_from(cupy.asarray(self._m), cupy.asarray(self._rest))
+
+    def pack(self) -> Array:
+        """Return the state as one contiguous float64 array, for sending or storing.
+
+        Returns
+        -------
+        ndarray
+            ``[format version, ndim, *shape, *m, *(d - 1)]``.
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> dualsoft.softmax_state([1.0, 1.0]).pack().tolist()
+        [1.0, 0.0, 1.0, 1.0]
+        """
+        return pack_pair(self._m, self._rest)
+
+    @classmethod
+    def unpack(cls, array: Any) -> "SoftmaxState":
+        """Return the state that ``pack`` made ``array`` from.
+
+        Parameters
+        ----------
+        array : array_like
+            One dimension, float64.
+
+        Raises
+        ------
+        TypeError
+            When it is not float64.
+        ValueError
+            When it is of another format version, or not what ``pack`` writes.
+
+        Examples
+        --------
+        >>> import dualsoft
+        >>> state = dualsoft.softmax_state([1.0, 2.0])
+        >>> dualsoft.SoftmaxState.unpack(state.pack()) == state
+        True
+        """
+        return _state_from(*unpack_pair(as_array(array, "array")))
+
+    def __or__(self, other: object) -> "SoftmaxState":
+        if not isinstance(other, SoftmaxState):
+            return NotImplemented
+        return _merge_two(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SoftmaxState):
+            return NotImplemented
+        return (
+            self.shape == other.shape
+            and is_cupy(self._m) == is_cupy(other._m)
+            and same_values(self._m, other._m)
+            and same_values(self._rest, other._rest)
+        )
+
+    def __repr__(self) -> str:
+        return f"SoftmaxState(m={self.m!r}, d={self.d!r})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a SoftmaxState never changes: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a SoftmaxState never changes: cannot delete {name!r}")
+
+    def __copy__(self) -> "SoftmaxState":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SoftmaxState":
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[Array, Array], "SoftmaxState"], tuple[Array, Array]]:
+        return _state_from, (self._m, self._rest)
+
+
+def softmax_state(
+    x: Any,
+    axis: int | tuple[int, ...] | None = None,
+    *,
+    where: Any = None,
+    scale: Any = None,
+    initial: SoftmaxState | None = None,
+) -> SoftmaxState:
+    """Compute the running pair (m, d) of ``x`` in one pass: ``m = max x``, ``d = sum exp(x - m)``.
+
+    Parameters
+    ----------
+    x : array_like
+        float16, bfloat16, float32, float64, integers or bool. Any shape, strides, byte order.
+    axis : None, int or tuple of ints, optional
+        The axes to reduce. None, the default, is all of them.
+    where : array_like of bool, optional
+        Broadcasts to the shape of ``x``. Elements that are False take no part, whatever they hold.
+    scale : real number or array_like, optional
+        Multiplies ``x`` first (the inverse temperature).
+    initial : SoftmaxState, optional
+        A state to merge with, of the reduced shape.
+
+    Returns
+    -------
+    SoftmaxState
+        float64, of the reduced shape. The terms are computed in float32 for half types and float32.
+
+    Raises
+    ------
+    numpy.exceptions.AxisError
+        When ``x`` does not have an axis.
+    ValueError
+        For shapes that do not fit.
+    TypeError
+        For dtypes and kinds of array that are not taken.
+
+    Notes
+    -----
+    NaN in a row: d is NaN, m the maximum of the others. +inf in a row: m and d are inf. Nothing but -inf: m is -inf, d
+    is 0.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> state = dualsoft.softmax_state([2.0, 1.0, 3.0, 0.5])
+    >>> state.m.item(), round(state.d.item(), 4)
+    (3.0, 1.5853)
+    """
+    if initial is not None and not isinstance(initial, SoftmaxState):
+        raise TypeError(f"initial must be a SoftmaxState, got {type(initial).__name__}")
+    problem = state_problem(x, axis, where, scale)
+    m, rest = problem.m, problem.rest
+    shape = tuple(length for index, length in enumerate(m.shape) if index not in problem.axes)
+    if initial is not None and initial.shape != shape:
+        raise ValueError(f"initial has shape {initial.shape}, but x reduces to the shape {shape}")
+    if not problem.x.size:
+        m[...], rest[...] = -np.inf, -1.0
+    else:
+        run(problem)
+    state = _state_from(m.reshape(shape), rest.reshape(shape))
+    return state if initial is None else _merge_two(initial, state)
+
+
+def merge(a: SoftmaxState, b: SoftmaxState, *more: SoftmaxState) -> SoftmaxState:
+    """Merge the states of parts to the state of the whole, from left to right.
+
+    ``merge(a, b) = (M, d_a·exp(m_a - M) + d_b·exp(m_b - M))`` with ``M = max(m_a, m_b)``.
+
+    Parameters
+    ----------
+    a, b, *more : SoftmaxState
+        Of the same shape.
+
+    Returns
+    -------
+    SoftmaxState
+
+    Raises
+    ------
+    TypeError
+        When one is not a SoftmaxState, or they hold arrays of different kinds.
+    ValueError
+        When their shapes differ.
+
+    Notes
+    -----
+    Commutative bit by bit; associative within rounding; the empty state changes nothing. M. Milakov and N. Gimelshein,
+    *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> state = dualsoft.merge(dualsoft.softmax_state([2.0, 1.0]), dualsoft.softmax_state([3.0, 0.5]))
+    >>> state.m.item(), round(state.d.item(), 4)
+    (3.0, 1.5853)
+    """
+    for index, state in enumerate((a, b, *more)):
+        if not isinstance(state, SoftmaxState):
+            raise TypeError(f"argument {index} of merge must be a SoftmaxState, got {type(state).__name__}")
+    merged = _merge_two(a, b)
+    for state in more:
+        merged = _merge_two(merged, state)
+    return merged
+
+
+def _merge_two(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
+    if a.shape != b.shape:
+        raise ValueError(f"states of different shapes do not merge: {a.shape} and {b.shape}")
+    b_m = same_kind(b._m, "one state", a._m, "the other")
+    return _state_from(*merge_pairs(a._m, a._rest, b_m, b._rest))
+
+
+def _freeze(state: SoftmaxState, m: Array, rest: Array) -> None:
+    for name, array in (("_m", m), ("_rest", rest)):
+        if not is_cupy(array):
+            # Arithmetic on 0-d arrays gives NumPy scalars.
+            array = np.asarray(array)
+            array.flags.writeable = False
+        object.__setattr__(state, name, array)
+
+
+def _state_from(m: Array, rest: Array) -> SoftmaxState:
+    """Return the state that keeps these very arrays, float64 and of one shape, which nobody else writes to."""
+    state = object.__new__(SoftmaxState)
+    _freeze(state, m, rest)
+    return state
