@@ -249,22 +249,36 @@ DS_INLINE void few_output(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff
 
 // ---------------------------------------------------------------- a strip of columns: lanes are neighbouring rows
 
-// Adds elements 0 .. n - 1 (n <= BLOCK * width) of `width` columns to one wide sum a lane of terms. tile holds the elements of the columns,
-// `pitch` lanes from one to the next; with keep, their exponentials take their place. Elements `step` apart are consecutive registers of a lane.
+// Adds elements 0 .. n - 1 (n <= BLOCK * width) of a strip of `width` columns to one wide sum a lane of terms. With keep, the
+// exponentials take the place of the elements. Elements `width` apart are consecutive registers of a lane.
+template <int registers, bool keep, class S>
+DS_INLINE void strip_group(lane_buffer<S> strip, ptrdiff_t step, simd<S> m, simd<S> c, simd<S>* t, simd<S>& count) {
+    simd<S> v[registers];
+    for (int j = 0; j < registers; ++j) {
+        v[j] = strip.get(j * step);
+        t[j] = v[j] - c;
+    }
+    exp_each<registers>(t);
+    for (int j = 0; j < registers; ++j) {
+        if (keep) strip.put(j * step, t[j]);
+        t[j] = zero_where_equal(t[j], v[j], m);
+        count = count + pick_equal(v[j], m, simd<S>(1.0), simd<S>(0.0));
+    }
+}
 template <bool keep, class S>
-DS_INLINE void strip_terms(lane_buffer<S> tile, ptrdiff_t n, ptrdiff_t pitch, simd<S> m, simd<S> c, wide<S>* sums, simd<S>& count) {
+DS_INLINE void strip_terms(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S> c, wide<S>* sums, simd<S>& count) {
     constexpr ptrdiff_t w = simd<S>::width;
     for (ptrdiff_t lane = 0; lane < w && lane < n; ++lane) {
         simd<S> sum;
         for (ptrdiff_t i = lane; i < n; i += GROUP * w) {
             simd<S> t[GROUP];
-            for (ptrdiff_t j = 0; j < GROUP; ++j) {
-                const ptrdiff_t at = i + j * w;
-                if (at >= n) { t[j] = simd<S>(0.0); continue; }
-                const simd<S> x = tile.get(at * pitch), y = exp(x - c);
-                if (keep) tile.put(at * pitch, y);
-                t[j] = zero_where_equal(y, x, m);
-                count = count + pick_equal(x, m, simd<S>(1.0), simd<S>(0.0));
+            if (i + (GROUP - 1) * w < n) {
+                strip_group<GROUP, keep>(strip.at(i * w), w * w, m, c, t, count);
+            } else {
+                for (ptrdiff_t j = 0; j < GROUP; ++j) {
+                    t[j] = simd<S>(0.0);
+                    if (i + j * w < n) strip_group<1, keep>(strip.at((i + j * w) * w), 0, m, c, t + j, count);
+                }
             }
             const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
             sum = i == lane ? group : sum + group;
@@ -273,9 +287,9 @@ DS_INLINE void strip_terms(lane_buffer<S> tile, ptrdiff_t n, ptrdiff_t pitch, si
     }
 }
 template <class S>
-DS_INLINE void strip_sum(lane_buffer<S> tile, ptrdiff_t n, ptrdiff_t pitch, simd<S> m, simd<S> c, bool keep, wide<S>* sums, simd<S>& count) {
-    if (keep) strip_terms<true>(tile, n, pitch, m, c, sums, count);
-    else strip_terms<false>(tile, n, pitch, m, c, sums, count);
+DS_INLINE void strip_sum(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S> c, bool keep, wide<S>* sums, simd<S>& count) {
+    if (keep) strip_terms<true>(strip, n, m, c, sums, count);
+    else strip_terms<false>(strip, n, m, c, sums, count);
 }
 // Folds the lanes of terms as wide::total folds them in a row.
 template <class S> DS_INLINE void strip_totals(wide<S>* sums, double* totals) {

@@ -5,12 +5,12 @@ cdef inline Py_ssize_t tile_elements(compute_t* tag) noexcept nogil:
     return TILE // 2 if compute_t is double else TILE
 
 
-cdef inline void strip_max(lane_buffer[compute_t] tile, Py_ssize_t n, Py_ssize_t pitch, Py_ssize_t strips, lane_buffer[compute_t] m) noexcept nogil:
-    """Raises m to the maxima of n elements of every column."""
-    cdef Py_ssize_t w = simd[compute_t].lanes(), i, j
+cdef inline simd[compute_t] strip_max(lane_buffer[compute_t] strip, Py_ssize_t n, simd[compute_t] m) noexcept nogil:
+    """m raised to the maxima of n elements of every column."""
+    cdef Py_ssize_t w = simd[compute_t].lanes(), i
     for i in range(n):
-        for j in range(strips):
-            m.put(j * w, vmax(tile.get(i * pitch + j * w), m.get(j * w)))
+        m = vmax(strip.get(i * w), m)
+    return m
 
 
 cdef inline void tile_stats(
@@ -18,43 +18,39 @@ cdef inline void tile_stats(
     batch_stats* s
 ) noexcept nogil:
     """Statistics of elements start .. start + n - 1 of `cols` columns, `chunk` elements in the cache at a time."""
-    cdef Py_ssize_t w = simd[compute_t].lanes(), strips = (cols + w - 1) // w, pitch = strips * w, i, j, done, size, part
-    cdef compute_t lanes[64]
-    cdef compute_t shifts[64]
-    cdef lane_buffer[compute_t] tile = lane_buffer[compute_t](scratch(SLOT_SOURCE, (chunk * pitch) * sizeof(compute_t)))
-    cdef lane_buffer[compute_t] m = lane_buffer[compute_t](<void*>lanes), c = lane_buffer[compute_t](<void*>shifts)
+    cdef Py_ssize_t w = simd[compute_t].lanes(), strips = (cols + w - 1) // w, plane = chunk * w, i, j, done, size
+    cdef compute_t shifts[BATCH]
+    cdef lane_buffer[compute_t] tile = lane_buffer[compute_t](scratch(SLOT_SOURCE, strips * plane * sizeof(compute_t)))
+    cdef lane_buffer[compute_t] c = lane_buffer[compute_t](<void*>shifts)
     cdef wide[compute_t]* sums = <wide[compute_t]*>scratch(SLOT_WIDE, strips * w * sizeof(wide[compute_t]))
-    cdef simd[compute_t] vm, vc
+    cdef simd[compute_t] m[32]
     cdef simd[compute_t] count[32]
     for j in range(strips):
-        m.put(j * w, simd[compute_t](-INFINITY))
+        m[j] = simd[compute_t](-INFINITY)
+        count[j] = simd[compute_t](0.0)
     done = 0
     while done < n:
-        size = min(chunk, n - done)
-        gather_tile(t[0], r, cols, start + done, size, pitch, <compute_t*>tile.memory())
-        strip_max(tile, size, pitch, strips, m)
+        # a few rows at a time, so that their maximum is taken while they are at hand
+        i = done % chunk
+        size = min(max(<Py_ssize_t>1, SMALL // 2 // (strips * w)), min(n - done, chunk - i))
+        gather_tile(t[0], r, cols, start + done, size, plane, <compute_t*>tile.at(i * w).memory())
+        for j in range(strips):
+            m[j] = strip_max(tile.at(j * plane + i * w), size, m[j])
         done += size
-    for j in range(pitch):
-        s.m[j] = <double>lanes[j]
+    for j in range(strips):
+        to_doubles(m[j], &s.m[j * w])
+    for j in range(strips * w):
         s.c[j] = shift_for(t.operation, s.m[j])
         shifts[j] = <compute_t>s.c[j]
-    for j in range(strips * w):
         sums[j] = wide[compute_t]()
-    for j in range(strips):
-        count[j] = simd[compute_t](0.0)
     done = 0
     while done < n:
         size = min(chunk, n - done)
         if n > chunk:
-            gather_tile(t[0], r, cols, start + done, size, pitch, <compute_t*>tile.memory())
+            gather_tile(t[0], r, cols, start + done, size, plane, <compute_t*>tile.memory())
         for j in range(strips):
-            vm = m.get(j * w)
-            vc = c.get(j * w)
-            i = 0
-            while i < size:
-                part = min(BLOCK * w, size - i)
-                strip_sum(tile.at(i * pitch + j * w), part, pitch, vm, vc, keep, sums + j * w, count[j])
-                i += part
+            for i from 0 <= i < size by BLOCK * w:
+                strip_sum(tile.at(j * plane + i * w), min(BLOCK * w, size - i), m[j], c.get(j * w), keep, sums + j * w, count[j])
         done += size
     for j in range(strips):
         strip_totals(sums + j * w, &s.total[j * w])
@@ -65,19 +61,21 @@ cdef inline void tile_output(
     const task* t, lane_buffer[compute_t] tile, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, int kind,
     batch_stats* s
 ) noexcept nogil:
-    """The outputs of a tile in the place of its elements, and on to `out`."""
-    cdef Py_ssize_t w = simd[compute_t].lanes(), strips = (cols + w - 1) // w, pitch = strips * w, i, j
-    cdef compute_t c[64]
-    cdef compute_t v[64]
+    """The outputs of a tile to `out`, or first into the place of its elements where they must be converted on the way."""
+    cdef Py_ssize_t w = simd[compute_t].lanes(), strips = (cols + w - 1) // w, plane = n * w, i, j
+    cdef compute_t c[BATCH]
+    cdef compute_t v[BATCH]
     cdef lane_buffer[compute_t] vc = lane_buffer[compute_t](<void*>c), vv = lane_buffer[compute_t](<void*>v)
-    for j in range(pitch):
+    for j in range(strips * w):
         c[j] = <compute_t>s.c[j]
         v[j] = <compute_t>s.value[j]
-    for i in range(n):
-        for j from 0 <= j < pitch by w:
-            tile.put(i * pitch + j, output_of(kind, tile.get(i * pitch + j), vc.get(j), vv.get(j)))
+    if write_tile(t[0], r, cols, start, n, plane, <const compute_t*>tile.memory(), kind, <const compute_t*>&c[0], <const compute_t*>&v[0]):
+        return
+    for j in range(strips):
+        for i in range(n):
+            tile.put(j * plane + i * w, output_of(kind, tile.get(j * plane + i * w), vc.get(j * w), vv.get(j * w)))
     scatter_tile(
-        t[0], r, cols, start, n, pitch, <compute_t*>tile.memory(), <compute_t>(-INFINITY if kind == OUT_LOG else 0))
+        t[0], r, cols, start, n, plane, <const compute_t*>tile.memory(), <compute_t>(-INFINITY if kind == OUT_LOG else 0))
 
 
 cdef void run_tile(const task* t, compute_t* tag, Py_ssize_t r, Py_ssize_t cols) noexcept nogil:

@@ -29,14 +29,21 @@ cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil
         run_piece(t, tag, i * each, min(rows, (i + 1) * each))
 
 
+cdef inline void run_tile_at(const task* t, compute_t* tag, Py_ssize_t outer, Py_ssize_t start, Py_ssize_t stop) noexcept nogil:
+    cdef Py_ssize_t inner = t.kept.inner_shape(), first = max(<Py_ssize_t>0, start), last = min(inner, stop)
+    if first < last:
+        run_tile(t, tag, outer * inner + first, last - first)
+
+
 cdef void launch_tiles(const task* t, compute_t* tag, Py_ssize_t cols, int threads) noexcept nogil:
-    cdef Py_ssize_t inner = t.kept.inner_shape(), across = pieces_of(inner, cols), tiles = t.rows() // inner * across, i
+    cdef Py_ssize_t inner = t.kept.inner_shape(), shift = tile_shift(t[0]), across = pieces_of(inner + shift, cols)
+    cdef Py_ssize_t tiles = t.rows() // inner * across, i
     if threads == 1 or tiles == 1:
         for i in range(tiles):
-            run_tile(t, tag, i // across * inner + i % across * cols, min(cols, inner - i % across * cols))
+            run_tile_at(t, tag, i // across, i % across * cols - shift, (i % across + 1) * cols - shift)
         return
     for i in prange(tiles, num_threads=threads, schedule="dynamic"):
-        run_tile(t, tag, i // across * inner + i % across * cols, min(cols, inner - i % across * cols))
+        run_tile_at(t, tag, i // across, i % across * cols - shift, (i % across + 1) * cols - shift)
 
 
 cdef int launch_segments(const task* t, storage_t* tag, bint columns, int threads) noexcept nogil:

@@ -6,11 +6,13 @@
 #pragma once
 #include <algorithm>
 #include <cstdlib>
+#include "blocks.hpp"
 #include "convert.hpp"
 
 namespace {
 
 constexpr int MAX_AXES = 64;
+constexpr int MAX_COLUMNS = 64;        // of a tile
 enum operand { OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OPERANDS };
 
 struct axis_group {
@@ -168,35 +170,119 @@ DS_INLINE double get_value(const task& t, int op, ptrdiff_t r) {
     return v;
 }
 
-// A tile of columns: rows r .. r + cols - 1 (along the inner kept axis), elements start .. start + n - 1, stored element by element with
-// `pitch` lanes from one to the next.
-template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t pitch, C* dst) {
-    const auto gather = gather_for<C>(t.x_code);
-    const char* x = t.row(OP_X, r);
-    const char* where = t.base[OP_WHERE] ? t.row(OP_WHERE, r) : nullptr;
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        C* to = dst + i * pitch;
-        const char* from = x + t.reduced.offset(start + i, OP_X);
-        gather(from, t.kept.inner_stride(OP_X), cols, to);
-        if (t.base[OP_SCALE]) {
-            const char* s = t.row(OP_SCALE, r);
-            for (ptrdiff_t j = 0; j < cols; ++j) { double v; std::memcpy(&v, s + j * t.kept.inner_stride(OP_SCALE), 8); to[j] *= C(v); }
-        } else if (t.has_scale) {
-            for (ptrdiff_t j = 0; j < cols; ++j) to[j] *= C(t.scale);
-        }
-        if (where) fill_hidden(to, where + t.reduced.offset(start + i, OP_WHERE), t.kept.inner_stride(OP_WHERE), cols, -std::numeric_limits<C>::infinity());
-        for (ptrdiff_t j = cols; j < pitch; ++j) to[j] = -std::numeric_limits<C>::infinity();
+// A tile of columns: rows r .. r + cols - 1 (along the inner kept axis), elements start .. start + n - 1. It lies in the cache in strips of
+// one register of columns: element i of column j at [j / width * plane + i * width + j % width]. Strips that stood side by side would
+// share the same few sets of the cache.
+
+// Rows of memory further on that are fetched while this one is converted: the strides are too long for the hardware to foresee.
+constexpr ptrdiff_t ROWS_AHEAD = 12;
+
+template <class T, class C>
+void gather_strips(const char* from, ptrdiff_t cols, ptrdiff_t plane, C* to) {
+    constexpr ptrdiff_t w = simd<T>::width;
+    ptrdiff_t j = 0;
+    for (; j + w <= cols; j += w, to += plane) store_lanes(to, load((const T*)from + j).v);
+    if (j < cols) store_lanes(to, load_partial((const T*)from + j, cols - j).v);
+}
+template <class C> using strips_function = void (*)(const char*, ptrdiff_t, ptrdiff_t, C*);
+template <class C> strips_function<C> strips_for(int code) {
+    if constexpr (std::is_same<C, double>::value) return code == CODE_F64 ? gather_strips<double, double> : nullptr;
+    else switch (code) {
+        case CODE_F32: return gather_strips<float, float>;
+        case CODE_F16: return gather_strips<f16, float>;
+        case CODE_BF16: return gather_strips<bf16, float>;
+        default: return nullptr;
     }
 }
-template <class C> void scatter_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t pitch, C* src, C hidden) {
+
+template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, C* dst) {
+    constexpr ptrdiff_t w = simd<C>::width;
+    constexpr C lowest = -std::numeric_limits<C>::infinity();
+    const ptrdiff_t step = t.kept.inner_stride(OP_X), scale_step = t.kept.inner_stride(OP_SCALE), where_step = t.kept.inner_stride(OP_WHERE);
+    const char* x = t.row(OP_X, r);
+    const char* where = t.base[OP_WHERE] ? t.row(OP_WHERE, r) : nullptr;
+    const char* scales = t.base[OP_SCALE] ? t.row(OP_SCALE, r) : nullptr;
+    const ptrdiff_t ahead = t.reduced.ndim == 1 ? ROWS_AHEAD * t.reduced.stride[0][OP_X] : 0;
+    const auto strips = step == item_size(t.x_code) && !where && !scales && !t.has_scale ? strips_for<C>(t.x_code) : nullptr;
+    const auto gather = gather_for<C>(t.x_code);
+    C line[MAX_COLUMNS];
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const char* from = x + t.reduced.offset(start + i, OP_X);
+        if (ahead && start + i + ROWS_AHEAD < t.cols())
+            for (ptrdiff_t at = 0; at < cols * step; at += 64) prefetch(from + ahead + at);
+        if (strips) {
+            strips(from, cols, plane, dst + i * w);
+            continue;
+        }
+        gather(from, step, cols, line);
+        for (ptrdiff_t j = 0; j < cols && (scales || t.has_scale); ++j) {
+            double s = t.scale;
+            if (scales) std::memcpy(&s, scales + j * scale_step, sizeof s);
+            line[j] *= C(s);
+        }
+        if (where) fill_hidden(line, where + t.reduced.offset(start + i, OP_WHERE), where_step, cols, lowest);
+        for (ptrdiff_t j = cols; j % w; ++j) line[j] = lowest;
+        for (ptrdiff_t j = 0; j < cols; j += w) store_lanes(dst + j / w * plane + i * w, load_lanes(line + j));
+    }
+}
+
+// Outputs of a tile straight to `out`, where its rows lie side by side.
+template <int kind, class T, class C>
+void write_tile_as(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, const C* src, const C* c, const C* value) {
+    constexpr ptrdiff_t w = simd<T>::width;
+    char* out = t.row(OP_OUT, r);
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        T* to = (T*)(out + t.reduced.offset(start + i, OP_OUT));
+        const bool lines = t.past_cache && uintptr_t(to) % (w * sizeof(T)) == 0;
+        for (ptrdiff_t j = 0; j < cols; j += w) {
+            const simd<T> v = simd<T>(load_lanes(src + j / w * plane + i * w));
+            const simd<T> y = output<kind>(v, simd<T>(load_lanes(c + j)), simd<T>(load_lanes(value + j)));
+            if (j + w > cols) store_partial(to + j, y, cols - j);
+            else if (lines) stream(to + j, y);
+            else store(to + j, y);
+        }
+    }
+}
+template <int kind, class C>
+bool write_tile_kind(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, const C* src, const C* c, const C* value) {
+    if (t.base[OP_WHERE] || t.kept.inner_stride(OP_OUT) != item_size(t.out_code)) return false;
+    if constexpr (std::is_same<C, double>::value) {
+        if (t.out_code != CODE_F64) return false;
+        write_tile_as<kind, double>(t, r, cols, start, n, plane, src, c, value);
+    } else {
+        switch (t.out_code) {
+            case CODE_F32: write_tile_as<kind, float>(t, r, cols, start, n, plane, src, c, value); break;
+            case CODE_F16: write_tile_as<kind, f16>(t, r, cols, start, n, plane, src, c, value); break;
+            case CODE_BF16: write_tile_as<kind, bf16>(t, r, cols, start, n, plane, src, c, value); break;
+            default: return false;
+        }
+    }
+    return true;
+}
+// False where the tile must go by way of scatter_tile: strides, a mask, a conversion.
+template <class C>
+bool write_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, const C* src, int kind, const C* c, const C* value) {
+    if (kind == OUT_SCALED) return write_tile_kind<OUT_SCALED>(t, r, cols, start, n, plane, src, c, value);
+    if (kind == OUT_EXP) return write_tile_kind<OUT_EXP>(t, r, cols, start, n, plane, src, c, value);
+    return write_tile_kind<OUT_LOG>(t, r, cols, start, n, plane, src, c, value);
+}
+template <class C> void scatter_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, const C* src, C hidden) {
+    constexpr ptrdiff_t w = simd<C>::width;
     const auto scatter = scatter_for<C>(t.out_code);
     char* out = t.row(OP_OUT, r);
     const char* where = t.base[OP_WHERE] ? t.row(OP_WHERE, r) : nullptr;
+    C line[MAX_COLUMNS];
     for (ptrdiff_t i = 0; i < n; ++i) {
-        C* from = src + i * pitch;
-        if (where) fill_hidden(from, where + t.reduced.offset(start + i, OP_WHERE), t.kept.inner_stride(OP_WHERE), cols, hidden);
-        scatter(from, cols, out + t.reduced.offset(start + i, OP_OUT), t.kept.inner_stride(OP_OUT));
+        for (ptrdiff_t j = 0; j < cols; j += w) store_lanes(line + j, load_lanes(src + j / w * plane + i * w));
+        if (where) fill_hidden(line, where + t.reduced.offset(start + i, OP_WHERE), t.kept.inner_stride(OP_WHERE), cols, hidden);
+        scatter(line, cols, out + t.reduced.offset(start + i, OP_OUT), t.kept.inner_stride(OP_OUT));
     }
+}
+// How many columns the first tile is short, so that the others begin where a line of `out` does.
+DS_INLINE ptrdiff_t tile_shift(const task& t) {
+    const ptrdiff_t item = t.has_out ? item_size(t.out_code) : 1, line = 64 / item;
+    if (!t.past_cache || t.kept.inner_stride(OP_OUT) != item || uintptr_t(t.base[OP_OUT]) % item) return 0;
+    return ptrdiff_t(uintptr_t(t.base[OP_OUT]) % 64) / item % line;
 }
 
 }  // namespace

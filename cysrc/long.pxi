@@ -128,7 +128,7 @@ cdef void run_output(const task* t, storage_t* tag, const segments* g, Py_ssize_
         pitch = (cols + w - 1) // w * w if g.group > 1 else 1
         buffer = <storage_t*>scratch(SLOT_SOURCE, (n * pitch + w) * sizeof(storage_t))
         if g.group > 1:
-            gather_tile(t[0], r, cols, start, n, pitch, buffer)
+            gather_tile(t[0], r, cols, start, n, n * w, buffer)
             tile_output(t, lane_buffer[storage_t](<void*>buffer), r, cols, start, n, OUT_LOG if is_log else OUT_EXP, &s)
         else:
             gather_row(t[0], r, start, n, buffer, <storage_t*>NULL)

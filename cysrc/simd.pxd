@@ -76,7 +76,7 @@ cdef extern from "blocks.hpp" nogil:
     Py_ssize_t aligned_head[S](const S* out)
     void write_scaled[S](S* out, lane_buffer[S] e, Py_ssize_t n, simd[S] s, bint past_cache)
     void write_row[S](S* out, const S* x, Py_ssize_t n, simd[S] c, simd[S] s, bint is_log, bint past_cache)
-    void strip_sum[S](lane_buffer[S] tile, Py_ssize_t n, Py_ssize_t pitch, simd[S] m, simd[S] c, bint keep, wide[S]* sums, simd[S]& count)
+    void strip_sum[S](lane_buffer[S] strip, Py_ssize_t n, simd[S] m, simd[S] c, bint keep, wide[S]* sums, simd[S]& count)
     void strip_totals[S](wide[S]* sums, double* totals)
 
 cdef extern from "layout.hpp" nogil:
@@ -114,5 +114,9 @@ cdef extern from "layout.hpp" nogil:
     double get_value(const task& t, int op, Py_ssize_t r)
     void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
     void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)
-    void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t pitch, C* dst)
-    void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t pitch, C* src, C hidden)
+    void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, C* dst)
+    void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, C hidden)
+    bint write_tile[C](
+        const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, int kind,
+        const C* c, const C* value)
+    Py_ssize_t tile_shift(const task& t)

@@ -1,0 +1,101 @@
+"""The table of one operation, and the notes below it."""
+
+from rich.table import Table
+
+from bench.measure import OURS, OURS_IN_BASELINE, Row
+
+PEERS_OUT = (OURS, OURS_IN_BASELINE, "read", "copy")
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with its unit, three digits."""
+    if value is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}" if value < 1000 * scale else f"{value / scale:.0f} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def ratio(row: Row, other: str) -> float | None:
+    """Return the other contender's time over dualsoft's."""
+    ours, theirs = row.results[OURS].median, row.results[other].median if other in row.results else None
+    return None if ours is None or theirs is None else theirs / ours
+
+
+def best_peer(row: Row) -> tuple[str, float] | None:
+    """Return the fastest of the other libraries with its ratio."""
+    found = [(name, ratio(row, name)) for name in row.results if name not in PEERS_OUT]
+    timed = [(name, value) for name, value in found if value is not None]
+    return min(timed, key=lambda pair: pair[1]) if timed else None
+
+
+def rate(row: Row, name: str = OURS) -> float | None:
+    """Return the bytes that must be moved over the median time, in GB/s."""
+    median = row.results[name].median if name in row.results else None
+    return None if median is None else row.bytes_moved / median / 1e9
+
+
+def share(row: Row) -> float | None:
+    """Return dualsoft's rate as a share of the ceiling's, measured in the same run."""
+    return ratio(row, row.ceiling)
+
+
+def table(operation: str, rows: list[Row], names: list[str]) -> Table:
+    """Return the table: dualsoft's time and rate, then how many times as long every peer takes."""
+    ceiling = rows[0].ceiling
+    made = Table(title=f"{operation}: medians; of a peer, its time over dualsoft's", title_justify="left")
+    made.add_column("shape")
+    made.add_column("dtype")
+    for heading in ("dualsoft", "GB/s", f"of {ceiling}", "of float32", "worst ulp", "best peer"):
+        made.add_column(heading, justify="right")
+    peers = [name for name in names if name != OURS]
+    for name in peers:
+        made.add_column(name, justify="right")
+    for row in rows:
+        made.add_row(*_cells(row, peers))
+    return made
+
+
+def _cells(row: Row, peers: list[str]) -> list[str]:
+    ours, best, of_ceiling = row.results[OURS], best_peer(row), share(row)
+    wide = ratio(row, OURS_IN_BASELINE)
+    speed = rate(row)
+    cells = [
+        f"({', '.join(map(str, row.shape))})" + ("" if row.axis == -1 else f" axis {row.axis}"),
+        row.dtype,
+        seconds(ours.median),
+        "-" if speed is None else f"{speed:.1f}",
+        "" if of_ceiling is None else f"{of_ceiling:.0%}",
+        "" if wide is None else f"{1 / wide:.2f}x",
+        "-" if ours.error_ulp is None else f"{ours.error_ulp:.2g}",
+        "-" if best is None else f"{best[1]:.2f}x",
+    ]
+    return [*cells, *(_times(ratio(row, name)) for name in peers)]
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def footnotes(rows: list[Row]) -> list[str]:
+    """Return what was checked, and why contenders are absent."""
+    errors: dict[str, float] = {}
+    absent: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, result in row.results.items():
+            if result.error_ulp is not None:
+                errors[name] = max(errors.get(name, 0.0), result.error_ulp)
+            if result.reason is not None:
+                what = f"{'x'.join(map(str, row.shape))} {row.dtype}"
+                absent.setdefault((name, result.reason), []).append(what)
+    worst = ", ".join(f"{name} {value:.3g}" for name, value in errors.items())
+    lines = [f"  all results were compared with wider arithmetic before timing; worst errors in ulp: {worst}"]
+    for (name, why), where in absent.items():
+        lines.append(f"  - {name}: {why} ({'all rows' if len(where) == len(rows) else ', '.join(where)})")
+    ceiling = rows[0].ceiling
+    rates = [rate(row, ceiling) for row in rows]
+    measured = [value for value in rates if value is not None]
+    if measured:
+        lines.append(f"  {ceiling} ceiling: {min(measured):.1f} to {max(measured):.1f} GB/s in this run")
+    return [*lines, ""]

@@ -1,0 +1,61 @@
+"""Backends and ISA levels as test parameters.
+
+A level that this machine cannot run is not collected; pytest's header says why. ``DUALSOFT_TEST_REQUIRE`` (names
+separated by commas, such as ``cpu:x86_64_v4``) makes the absence of one of them a failure.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import dualsoft
+
+LEVELS = ("x86_64_v2", "x86_64_v3", "x86_64_v4", "aarch64")
+
+
+def reason_not_usable(name: str) -> str | None:
+    try:
+        with dualsoft.use_backend(name):
+            return None
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+REASONS = {name: reason_not_usable(name) for name in ("reference", *(f"cpu:{level}" for level in LEVELS))}
+USABLE = [name for name, reason in REASONS.items() if reason is None]
+REQUIRED = [name for name in os.environ.get("DUALSOFT_TEST_REQUIRE", "").split(",") if name]
+
+
+def pytest_report_header() -> list[str]:
+    lines = [f"dualsoft {dualsoft.__version__}, backends under test: {', '.join(USABLE)}"]
+    return lines + [f"  not under test: {name}: {reason}" for name, reason in REASONS.items() if reason is not None]
+
+
+def pytest_configure() -> None:
+    missing = {name: REASONS.get(name, "no such backend") for name in REQUIRED if name not in USABLE}
+    if missing:
+        why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise pytest.UsageError(f"DUALSOFT_TEST_REQUIRE asks for what cannot run here: {why}")
+
+
+@pytest.fixture(params=USABLE)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the backend, in use while the test runs."""
+    with dualsoft.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=[name for name in USABLE if ":" in name])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """As ``backend``, but only compiled levels."""
+    with dualsoft.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def kernels(level: str) -> ModuleType:
+    """The compiled module of the level."""
+    return importlib.import_module(f"dualsoft._simd_{level.partition(':')[2]}")

@@ -1,0 +1,80 @@
+"""``python -m dualsoft``: what it prints and its exit status."""
+
+import pytest
+from conftest import USABLE
+from process import ROOT, python
+
+import dualsoft as ds
+
+has_kernels = any(":" in name for name in USABLE)
+
+
+@pytest.mark.skipif(not has_kernels, reason="no compiled level can be used here; test_registry.py has that case")
+def test_info_and_self_test() -> None:
+    done = python("-m", "dualsoft")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in (
+        ds.__version__,
+        "numpy",
+        "reference",
+        "cuda",
+        "threads",
+        *(name.partition(":")[2] or name for name in USABLE),
+    ):
+        assert word in done.stdout.lower(), f"{word} not in:\n{done.stdout}"
+    for function in ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp"):
+        assert function in done.stdout
+
+
+@pytest.mark.skipif(not has_kernels, reason="no compiled level can be used here")
+def test_a_failed_check_shows_in_the_exit_status() -> None:
+    """With a bound that nothing can hold, the self-test must fail."""
+    code = """
+import runpy, sys
+from dualsoft import accuracy
+accuracy.bound = lambda *a, **k: accuracy.Bound(1e-9, 0.0)
+sys.argv = ["dualsoft"]
+runpy.run_module("dualsoft", run_name="__main__")
+"""
+    done = python("-c", code)
+    assert done.returncode not in (0, None), done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_trace() -> None:
+    """The worked example of Milakov and Gimelshein's recurrence."""
+    done = python("-m", "dualsoft", "trace", "2", "1", "3", "0.5")
+    assert done.returncode == 0, done.stderr
+    for number in ("-inf", "1.3679", "1.5032", "1.5853", "0.2321", "0.0854", "0.6308", "0.0518"):
+        assert number in done.stdout, f"{number} not in:\n{done.stdout}"
+
+
+def test_trace_of_negative_numbers_and_infinities() -> None:
+    for arguments in (("-1", "-2.5"), ("--", "-1", "-inf", "-2.5")):
+        done = python("-m", "dualsoft", "trace", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "0.8176" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("trace", "two"), ("trace",), ("nonsense",), ("--nonsense",)])
+def test_wrong_arguments(arguments: tuple[str, ...]) -> None:
+    done = python("-m", "dualsoft", *arguments)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help() -> None:
+    done = python("-m", "dualsoft", "--help")
+    assert done.returncode == 0
+    assert "trace" in done.stdout
+
+
+def test_import_is_quick_and_quiet() -> None:
+    code = "import numpy, time; t = time.perf_counter(); import dualsoft; print(time.perf_counter() - t)"
+    times = []
+    for _ in range(3):
+        done = python("-W", "error", "-c", code, cwd=ROOT)
+        assert not done.stderr
+        times.append(float(done.stdout))
+    assert min(times) < 0.1

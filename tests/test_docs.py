@@ -1,0 +1,96 @@
+"""Documentation is held to the code: doctests, docstring sections, the list of names, the README's blocks."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from typing import Any
+
+import pytest
+from process import ROOT, python
+
+import dualsoft as ds
+
+NAMES = {
+    "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms", "backend_for", "backends", "cumulative_logsumexp",
+    "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend", "set_num_threads",
+    "softmax", "softmax_state", "trace", "use_backend",
+}  # fmt: skip
+PUBLIC = sorted(name for name in NAMES if callable(getattr(ds, name, None)) and not name.startswith("Trace"))
+MATHEMATICS = {"softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "merge", "trace"}
+COMPUTED = [getattr(ds, name) for name in PUBLIC] + [
+    getattr(ds.algorithms, name) for name in ("naive_softmax", "safe_softmax", "online_softmax")
+]
+WALK = (module.name for module in pkgutil.walk_packages(ds.__path__, "dualsoft."))
+MODULES = ["dualsoft", *(name for name in WALK if "._simd_" not in name and "._cpuid" not in name)]
+
+
+def test_public_names() -> None:
+    assert set(ds.__all__) - {"__version__"} == NAMES
+    assert list(ds.__all__) == sorted(ds.__all__)
+    for name in ds.__all__:
+        assert hasattr(ds, name)
+
+
+@pytest.mark.parametrize("name", [m for m in MODULES if not m.endswith("__main__")])
+def test_doctests(name: str) -> None:
+    with ds.use_backend("reference"):
+        result = doctest.testmod(
+            importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        )
+    assert not result.failed
+
+
+def sections(text: str) -> set[str]:
+    return set(re.findall(r"^([A-Z][A-Za-z ]+)\n-{3,}$", inspect.cleandoc(text), re.MULTILINE))
+
+
+@pytest.mark.parametrize("thing", COMPUTED, ids=lambda f: f.__name__)
+def test_docstring(thing: Any) -> None:
+    text = thing.__doc__ or ""
+    found = sections(text)
+    assert ">>> " in text, "no example"
+    assert "Examples" in found
+    signature = inspect.signature(thing)
+    parameters = [p for p in signature.parameters if p != "self"]
+    if parameters:
+        assert "Parameters" in found
+        assert "Raises" in found
+    for parameter in parameters:
+        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)* : ", text, re.MULTILINE), (
+            f"{parameter} is not described"
+        )
+    if not inspect.isclass(thing) and signature.return_annotation not in (None, "None"):
+        assert "Returns" in found
+    if thing.__name__ in MATHEMATICS:
+        assert found & {"Notes", "References"}
+    if thing.__name__ in ("softmax", "softmax_state", "online_softmax"):
+        assert "1805.02867" in text, "the paper is not named"
+
+
+@pytest.mark.parametrize("thing", COMPUTED, ids=lambda f: f.__name__)
+def test_annotations(thing: Any) -> None:
+    for parameter in inspect.signature(thing).parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty, f"{parameter.name} has no type"
+
+
+def blocks(language: str) -> list[str]:
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.fail("README.md is missing", pytrace=False)
+    return re.findall(rf"^```{language}\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_python_blocks_run() -> None:
+    """In order, as one session; warnings are errors there too."""
+    code = "\n".join(blocks("python"))
+    assert "dualsoft" in code
+    done = python("-W", "error", "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_names_the_two_commands() -> None:
+    shell = "\n".join(blocks("(?:sh|bash|console)"))
+    assert "pip install -e . && python -m dualsoft" in shell
+    assert 'pip install -e ".[test]" && pytest' in shell

@@ -1,0 +1,73 @@
+"""The one tolerance of the tests: ``dualsoft.accuracy.bound``, held against the ulp of the magnitude that counts."""
+
+from typing import Any
+
+import numpy as np
+from oracle import Array, Expected
+
+from dualsoft import accuracy
+
+# dtype name -> (bits of the significand, exponent of the least normal number)
+FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126), "float64": (53, -1022)}
+
+
+def ulp(value: Any, dtype: Any) -> Array:
+    """Distance of neighbours at |value|, by the exponent alone: it goes on shrinking below the normal numbers."""
+    bits, _ = FORMATS[np.dtype(dtype).name]
+    value = np.abs(np.asarray(value))
+    exponent = np.frexp(np.where(np.isfinite(value), value, 0))[1]
+    return np.where(value == 0, 0, np.ldexp(np.ones(value.shape, value.dtype), exponent - bits))
+
+
+def tolerance(function: str, want: Expected, dtype: Any, backend: str | None = None) -> Array:
+    """The absolute error allowed at each element.
+
+    A subnormal result is rounded to a spacing that no longer follows its size, in the exponential and again in the
+    division: one spacing is added for that, and half of the arithmetic's for each term of a sum. The bound of the
+    functions that return logarithms has no spread; the oracle gives one only where rounding s must show, as an absolute
+    error: under a scale, and at log_softmax's maximum, whose value may be tiny.
+    """
+    bits, least = FORMATS[np.dtype(dtype).name]
+    spread = want.spread.astype(np.float64)
+    ulps, absolute = accuracy.bound(function, dtype, n=want.n, spread=spread, backend=backend)
+    if function in ("log_softmax", "logsumexp"):
+        absolute = absolute + spread * 2.0 ** (-52 if want.value.dtype == np.longdouble else -23)
+    if backend == "reference" and want.value.dtype == np.longdouble:
+        # it takes NumPy's own float64 sums, whose error grows with the row: the price of having no tricks
+        ulps = ulps * (1 + np.log2(want.n))
+    if function != "softmax":
+        absolute = absolute + want.n * 2.0 ** (-1074 if want.value.dtype == np.longdouble else -150)
+    return ulps * ulp(want.magnitude, dtype) + absolute + 2.0 ** (least - bits + 1)
+
+
+def mismatch(
+    function: str, got: Any, want: Expected, dtype: Any, backend: str | None = None, precision: Any = None
+) -> str | None:
+    """What is wrong with ``got``, or None: shape, dtype, special values and distance.
+
+    ``precision`` is the dtype whose ulp counts where that is not the result's own.
+    """
+    got = np.asarray(got)
+    if got.shape != want.value.shape:
+        return f"shape {got.shape}, expected {want.value.shape}"
+    if got.dtype != np.dtype(dtype):
+        return f"dtype {got.dtype}, expected {np.dtype(dtype)}"
+    if not got.size:
+        return None
+    precision = dtype if precision is None else precision
+    value = want.value
+    wide = got.astype(np.float64).astype(value.dtype)
+    with np.errstate(all="ignore"):
+        rounded = value.astype(precision).astype(np.float64).astype(value.dtype)
+        limit = tolerance(function, want, precision, backend)
+        error = np.abs(wide - value)
+        good = (error <= limit) | (wide == rounded) | (np.isnan(wide) & np.isnan(value))
+    if good.all():
+        return None
+    worst = np.unravel_index(np.argmax(np.where(good, -1, np.nan_to_num(error / limit, nan=np.inf))), good.shape)
+    at = tuple(int(k) for k in worst)
+    return (
+        f"{int((~good).sum())} of {got.size} wrong, worst at {at}: got {wide[worst]:.9g}, expected {value[worst]:.9g},"
+        f" error {error[worst]:.3g}, allowed {limit[worst]:.3g} ({function}, n={want.n},"
+        f" spread {want.spread[worst]:.3g})"
+    )
