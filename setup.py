@@ -43,10 +43,11 @@ def extensions() -> list[Extension]:
             include_dirs=["cysrc"],
             language="c++",
             depends=HEADERS + SOURCES,
-            define_macros=[("DS_LEVEL", f'"{level}"')],
-            extra_compile_args=FLAGS + flags,
+            extra_compile_args=[*FLAGS, *flags],
         )
         built += cythonize([extension], build_dir=f"build/cython/{level}", include_path=["cysrc"], quiet=True)
+        # after cythonize: a string macro it would carry over into the levels that follow
+        built[-1].define_macros = [("DS_LEVEL", f'"{level}"')]
     return built
 
 

@@ -6,7 +6,7 @@
 // two-sum) for float64. At the end the lanes are folded, upper half onto lower half. The same class serves a row (lanes are
 // consecutive terms) and columns side by side (one wide per lane of terms, its own lanes being columns).
 #pragma once
-#include "simd.hpp"
+#include "elementary.hpp"
 
 namespace {
 
@@ -55,6 +55,38 @@ template <> struct wide<double> {
         return s - s == 0 ? s + hsum(simd<double>(error)) : s;
     }
     DS_INLINE void store(double* p) const { const vec_f64 v = sum + error; std::memcpy(p, &v, sizeof v); }
+};
+
+// The sum of exp(x) - 1 over one register of maxima less the rest of it, and of exp(x) over others, beyond float64: for logarithms near 0.
+struct excess_sum {
+    wide<double> sum;
+    DS_INLINE void add_exp(simd<double> x) {
+        // below -40 a term's own rounding is no matter next to 1, nor where it is all there is
+        const exp_parts e = split_exp(max_keep(vec_f64{} - 40.0, x.v));
+        const simd<double> far = simd<double>(-40.0), zero = simd<double>(0.0);
+        sum.add(pick_less(x, far, exp(x), simd<double>(e.power)));
+        sum.add(pick_less(x, far, zero, simd<double>(e.power * e.high)));
+        sum.error += pick_less(x, far, zero, simd<double>(e.power * e.low)).v;
+    }
+    // exp(m) - 1, once
+    DS_INLINE void add_largest(double m) {
+        const exp_parts e = split_exp(vec_f64{} + m);
+        vec_f64 rise = {e.power[0] - 1}, high = {e.power[0] * e.high[0]}, low = {e.power[0] * e.low[0]};
+        sum.add(simd<double>(rise));
+        sum.add(simd<double>(high));
+        sum.error += low;
+    }
+    // log(1 + sum)
+    DS_INLINE double log() const {
+        double high = 0, low = 0;
+        for (int i = 0; i < simd<double>::width; ++i) {
+            const double s = high + sum.sum[i], b = s - high;
+            low += ((high - (s - b)) + (sum.sum[i] - b)) + sum.error[i];
+            high = s;
+        }
+        const double s = high + low;
+        return log1p(simd<double>(s)).v[0] + ((high - s) + low) / (1 + s);
+    }
 };
 
 }  // namespace

@@ -22,9 +22,15 @@ template <class S> struct lane_buffer {
 
 // ---------------------------------------------------------------- one row: lanes are consecutive elements
 
+// Memory is asked for this far ahead of its first reading, into the second-level cache: nearer, it comes too late; into the first level, the few
+// lines that may be on their way at a time would limit the rate.
+constexpr ptrdiff_t READ_AHEAD = 8192;
+DS_INLINE void read_ahead(const void* p) { __builtin_prefetch((const char*)p + READ_AHEAD, 0, 2); }
+
 template <class S> DS_INLINE simd<S> block_max(const S* x) {
     constexpr ptrdiff_t w = simd<S>::width;
     simd<S> m[GROUP];
+    for (ptrdiff_t at = 0; at < BLOCK * w; at += 64 / sizeof(S)) read_ahead(x + at);
     for (ptrdiff_t j = 0; j < GROUP; ++j) m[j] = vmax(load(x + j * w), simd<S>(-std::numeric_limits<double>::infinity()));
     for (ptrdiff_t i = GROUP; i < BLOCK; i += GROUP)
         for (ptrdiff_t j = 0; j < GROUP; ++j) m[j] = vmax(load(x + (i + j) * w), m[j]);
@@ -45,26 +51,27 @@ DS_INLINE void terms(const simd<S>* x, simd<S> m, simd<S> c, simd<S>* y, lane_bu
 }
 
 template <bool tied, bool keep, class S>
-DS_INLINE simd<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t ahead, ptrdiff_t& count) {
+DS_INLINE simd<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count, const S* next, simd<S>& next_max) {
     constexpr ptrdiff_t w = simd<S>::width;
-    simd<S> sum;
+    simd<S> sum, largest = simd<S>(-std::numeric_limits<double>::infinity());
     for (ptrdiff_t i = 0; i < BLOCK; i += GROUP) {
         simd<S> v[GROUP], t[GROUP];
-        for (ptrdiff_t j = 0; j < GROUP; ++j) {
-            prefetch((const char*)(x + (i + j) * w) + ahead);
-            v[j] = load(x + (i + j) * w);
-        }
+        for (ptrdiff_t at = 0; at < GROUP * w; at += 64 / sizeof(S)) read_ahead(next + i * w + at);
+        for (ptrdiff_t j = 0; j < GROUP; ++j) v[j] = load(x + (i + j) * w);
+        for (ptrdiff_t j = 0; j < GROUP; ++j) largest = vmax(load(next + (i + j) * w), largest);
         terms<GROUP, tied, keep>(v, m, c, t, e.at(i * w), count);
         const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
         sum = i ? sum + group : group;
     }
+    next_max = largest;
     return sum;
 }
-// A whole block. `tied`: the block holds a maximum of the row. `ahead`: how many bytes further on to fetch memory for what comes next.
+// A whole block of x, and the maximum of a block of what comes next: its reading fills the time of this one's arithmetic. `tied`: the block
+// holds a maximum of the row.
 template <class S>
-DS_INLINE simd<S> block_sum(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t ahead, ptrdiff_t& count) {
-    if (tied) return keep ? block_terms<true, true>(x, m, c, e, ahead, count) : block_terms<true, false>(x, m, c, e, ahead, count);
-    return keep ? block_terms<false, true>(x, m, c, e, ahead, count) : block_terms<false, false>(x, m, c, e, ahead, count);
+DS_INLINE simd<S> block_sum(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count, const S* next, simd<S>& next_max) {
+    if (tied) return keep ? block_terms<true, true>(x, m, c, e, count, next, next_max) : block_terms<true, false>(x, m, c, e, count, next, next_max);
+    return keep ? block_terms<false, true>(x, m, c, e, count, next, next_max) : block_terms<false, false>(x, m, c, e, count, next, next_max);
 }
 // The last n < BLOCK * width elements: the same terms in the same order, those that are not there being 0.
 template <bool tied, bool keep, class S>
@@ -98,11 +105,12 @@ DS_INLINE simd<S> part_sum(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_b
 
 // ---------------------------------------------------------------- rows of a few registers: `width` of them at a time
 
-// Where c, the shift of the exponent, is m: everywhere but for logarithms, which use 0 while |m| < 1 (see finish.pxi).
+constexpr double ZERO_SHIFT = 16;
+// Where c, the shift of the exponent, is m: everywhere but for logarithms, which use 0 while |m| < 16 (see finish.pxi).
 template <class S> DS_INLINE simd<S> shifts(simd<S> m, bool to_zero) {
     if (!to_zero) return m;
     const simd<S> zero = simd<S>(0.0);
-    return pick_less(vabs(m), simd<S>(1.0), zero, pick_equal(m, simd<S>(-std::numeric_limits<double>::infinity()), zero, m));
+    return pick_less(vabs(m), simd<S>(ZERO_SHIFT), zero, pick_equal(m, simd<S>(-std::numeric_limits<double>::infinity()), zero, m));
 }
 template <class S> struct few_rows {
     double *m, *c, *total, *count;

@@ -1,10 +1,11 @@
 // elementary.hpp - exp and log1p on registers, at most 1 ulp off over their whole domain.
 //
-// exp      [-inf, 1]   NaN stays NaN, exp(-inf) = 0 exactly, subnormal results rounded once
-// log1p    [0, inf]    float64 only; NaN stays NaN
+// exp      [-inf, 16]  NaN stays NaN, exp(-inf) = 0 exactly, subnormal results rounded once
+// expm1    [-16, 16]   float64 only
+// log1p    [-1/2, inf] float64 only; NaN stays NaN
 //
 // exp: t = n ln2 + f with |f| <= ln2 / 2 (Cody and Waite: n ln2 subtracted in two parts, the first exact), e^f by a polynomial,
-// 2^n put into the exponent. The polynomials interpolate at Chebyshev nodes; their own error is below 0.08 ulp.
+// 2^n put into the exponent. The polynomials are minimax for the relative error, which is below 0.04 ulp.
 #pragma once
 #include "simd.hpp"
 
@@ -26,9 +27,9 @@ template <> struct exp_constants<double> {
     static constexpr int offset = 512, mantissa = 52;
     static constexpr double restore = 0x1p-512;
     static constexpr double log2e = 0x1.71547652b82fep+0, ln2_high = 0x1.62e42fefa3p-1, ln2_low = 0x1.3de6af278ece6p-42;
-    static constexpr double c[] = {0x1p-1, 0x1.5555555555556p-3, 0x1.5555555553d4fp-5, 0x1.11111111109adp-7,
-                                   0x1.6c16c17893833p-10, 0x1.a01a01a7c8d47p-13, 0x1.a019b8ef67c6cp-16,
-                                   0x1.71de0d9c145d0p-19, 0x1.2891a8c1d838dp-22, 0x1.af38d53857513p-26};
+    static constexpr double c[] = {0x1p-1, 0x1.5555555555501p-3, 0x1.55555555531fep-5, 0x1.1111111128967p-7,
+                                   0x1.6c16c17cc6363p-10, 0x1.a01a011bddcd4p-13, 0x1.a019ab22fbfc9p-16,
+                                   0x1.71df55c2f8663p-19, 0x1.289f95b6d3391p-22, 0x1.ad1f7252e8036p-26};
     static constexpr int degree = 10;
 };
 
@@ -36,6 +37,15 @@ template <> struct exp_constants<double> {
 DS_INLINE vec_f32 times_power_of_two(vec_f32 p, vec_f32 n) { return (vec_f32)_mm512_scalef_ps((__m512)p, (__m512)n); }
 DS_INLINE vec_f64 times_power_of_two(vec_f64 p, vec_f64 n) { return (vec_f64)_mm512_scalef_pd((__m512d)p, (__m512d)n); }
 #endif
+
+// 1 + f + f^2 q. Without a fused multiply-add the largest term is added last, so that only it is rounded in units of the result.
+template <class V> DS_INLINE V one_plus(V q, V f) {
+#if HAS_FMA
+    return fused(fused(q, f, V{} + 1), f, V{} + 1);
+#else
+    return (f * f * q + f) + 1;
+#endif
+}
 
 // exp of `count` registers in lockstep: the steps of one wait for each other, those of several fill the time.
 template <int count, class S> DS_INLINE void exp_each(simd<S>* x) {
@@ -51,8 +61,7 @@ template <int count, class S> DS_INLINE void exp_each(simd<S>* x) {
     for (int j = 0; j < count; ++j) p[j] = V{} + K::c[K::degree - 1];
     for (int i = K::degree - 2; i >= 0; --i)
         for (int j = 0; j < count; ++j) p[j] = fused(p[j], f[j], V{} + K::c[i]);
-    for (int i = 0; i < 2; ++i)
-        for (int j = 0; j < count; ++j) p[j] = fused(p[j], f[j], V{} + 1);
+    for (int j = 0; j < count; ++j) p[j] = one_plus(p[j], f[j]);
     for (int j = 0; j < count; ++j) {
 #if DS_BYTES == 64
         x[j] = times_power_of_two(p[j], n[j]);
@@ -70,25 +79,47 @@ DS_INLINE double exp_one(double x) { return exp(simd<double>(x)).v[0]; }
 static constexpr double LOG_C[] = {0x1.5555555555558p-1, 0x1.9999999995273p-2, 0x1.2492492dfd86cp-2, 0x1.c71c62d5e53e0p-3,
                                    0x1.7462b91b8df65p-3, 0x1.39fdcceb4bb45p-3, 0x1.2b5f68a50d903p-3};
 
-// log(1 + r) = log(u) + c / u, where u = 1 + r rounded and c is what the rounding lost; u = 2^k (1 + f), and
-// log(1 + f) = f - (f^2/2 - s (f^2/2 + R)) with s = f / (2 + f), R = s^2 P(s^2).
-DS_INLINE simd<double> log1p(simd<double> r) {
-    typedef ivec_of<double> I;
+// e^x = power (1 + high + low) for |x| <= 40, with power = 2^n exact and high + low = e^f - 1 to some 57 bits.
+struct exp_parts { vec_f64 power, high, low; };
+DS_INLINE exp_parts split_exp(vec_f64 x) {
+    using K = exp_constants<double>;
     typedef vec_f64 V;
-    const V x = r.v, one = V{} + 1.0;
-    const V u = x + one, t = u - one;
-    const V c = (one - (u - t)) + (x - t);
-    const I k = ((I)u - 0x3fe6a09e00000000) >> 52;
-    const V f = (V)((I)u - (k << 52)) - one;
-    const V kf = __builtin_convertvector(k, V);
-    const V s = f / (f + 2.0), z = s * s, half = f * f * 0.5;
-    V p = V{} + LOG_C[6];
-    for (int i = 5; i >= 0; --i) p = fused(p, z, V{} + LOG_C[i]);
-    const V low = fused(s, fused(p, z, half), fused(kf, V{} + 0x1.3de6af278ece6p-42, c / u));
-    const V result = fused(kf, V{} + 0x1.62e42fefa3p-1, f - (half - low));
-    return pick_less<double>(x, one * std::numeric_limits<double>::infinity(), result, x);
+    const V shift = V{} + K::round;
+    const V z = x * K::log2e + shift, n = z - shift;
+    const V top = x - n * K::ln2_high, bottom = n * K::ln2_low;
+    const V f = top - bottom, f_low = (top - f) - bottom;
+    V q = V{} + K::c[K::degree - 1];
+    for (int i = K::degree - 2; i >= 0; --i) q = fused(q, f, V{} + K::c[i]);
+    const V square = f * f * q, high = f + square;
+    const V low = ((f - high) + square) + (f_low + f_low * high);
+    return {(V)(((ivec_of<double>)z << 52) + (ivec_of<double>)(V{} + 1)), high, low};
+}
+// e^x - 1 = power (e^f - 1) + (power - 1)
+DS_INLINE simd<double> expm1(simd<double> x) {
+    const exp_parts e = split_exp(x.v);
+    return fused(e.power, e.high, e.power - 1);
 }
 
+// log(u) + c / u for normal u and small c. u = 2^k (1 + f), and log(1 + f) = f - (f^2/2 - s (f^2/2 + R)) with
+// s = f / (2 + f), R = s^2 P(s^2).
+DS_INLINE vec_f64 log_sum(vec_f64 u, vec_f64 c) {
+    typedef ivec_of<double> I;
+    typedef vec_f64 V;
+    const I k = ((I)u - 0x3fe6a09e00000000) >> 52;
+    const V f = (V)((I)u - (k << 52)) - 1;
+    const V kf = __builtin_convertvector(k, V);
+    const V s = f / (f + 2), z = s * s, half = f * f * 0.5;
+    V p = V{} + LOG_C[6];
+    for (int i = 5; i >= 0; --i) p = fused(p, z, V{} + LOG_C[i]);
+    const V low = fused(s, fused(p, z, half), fused(kf, V{} + exp_constants<double>::ln2_low, c / u));
+    return fused(kf, V{} + exp_constants<double>::ln2_high, f - (half - low));
+}
+// u = 1 + r rounded, c what the rounding lost.
+DS_INLINE simd<double> log1p(simd<double> r) {
+    const vec_f64 x = r.v, u = x + 1, t = u - 1;
+    const vec_f64 result = log_sum(u, (1 - (u - t)) + (x - t));
+    return pick_less<double>(x, vec_f64{} + std::numeric_limits<double>::infinity(), result, x);
+}
 DS_INLINE double log1p_one(double x) { return log1p(simd<double>(x)).v[0]; }
 
 }  // namespace

@@ -225,11 +225,24 @@ def log1p_array(x, out):
         release(&o)
 
 
+cdef double read_piece(const float* x, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i = 0, w = simd[float].lanes(), size = BLOCK * w
+    cdef simd[float] m = simd[float](-INFINITY)
+    while i + size <= n:
+        m = vmax(block_max(x + i), m)
+        i += size
+    while i < n:
+        m = vmax(load_partial(x + i, min(w, n - i)) if n - i < w else load(x + i), m)
+        i += w
+    return hmax(m)
+
+
 def stream_read(x, int threads):
-    """The largest of the contiguous float32 array's elements: what reading memory once takes."""
+    """The largest of a contiguous float32 array's elements: what reading memory once takes."""
     cdef operands o
-    cdef Py_ssize_t i, n, each = 8 * PIECE, pieces
+    cdef Py_ssize_t i, n, each, pieces
     cdef const float* p
+    cdef double* largest = NULL
     cdef double m = -INFINITY
     for op in range(OPERANDS):
         o.held[op] = False
@@ -237,27 +250,27 @@ def stream_read(x, int threads):
         take(&o, OP_X, x, False)
         n = o.view[OP_X].len // 4
         p = <const float*>o.view[OP_X].buf
-        pieces = pieces_of(n, each)
+        threads = threads if threads > 0 else openmp_threads()
+        each = pieces_of(n, threads)
+        pieces = pieces_of(n, each) if n else 0
+        largest = <double*>malloc(threads * sizeof(double))
+        if largest == NULL:
+            raise MemoryError("no memory for one number a thread")
         with nogil:
-            for i in prange(pieces, num_threads=threads if threads > 0 else openmp_threads(), schedule="static"):
-                read_piece(p + i * each, min(each, n - i * each))
-        return read_piece(p, min(each, n))
+            for i in prange(pieces, num_threads=threads, schedule="static"):
+                largest[i] = read_piece(p + i * each, min(each, n - i * each))
+        for i in range(pieces):
+            m = max(m, largest[i])
+        return m
     finally:
+        free(largest)
         release(&o)
-
-
-cdef double read_piece(const float* x, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i, size = BLOCK * simd[float].lanes()
-    cdef simd[float] m = simd[float](-INFINITY)
-    for i from 0 <= i <= n - size by size:
-        m = vmax(block_max(x + i), m)
-    return keep_alive(hmax(m))
 
 
 def stream_copy(x, out, int threads):
     """Copies a contiguous float32 array past the cache: what reading and writing memory once takes."""
     cdef operands o
-    cdef Py_ssize_t i, n, each = 8 * PIECE, pieces
+    cdef Py_ssize_t i, n, each, pieces
     cdef const float* p
     cdef float* q
     for op in range(OPERANDS):
@@ -268,9 +281,11 @@ def stream_copy(x, out, int threads):
         n = o.view[OP_X].len // 4
         p = <const float*>o.view[OP_X].buf
         q = <float*>o.view[OP_OUT].buf
-        pieces = pieces_of(n, each)
+        threads = threads if threads > 0 else openmp_threads()
+        each = pieces_of(n, threads)
+        pieces = pieces_of(n, each) if n else 0
         with nogil:
-            for i in prange(pieces, num_threads=threads if threads > 0 else openmp_threads(), schedule="static"):
+            for i in prange(pieces, num_threads=threads, schedule="static"):
                 write_scaled(q + i * each, lane_buffer[float](<void*>(p + i * each)), min(each, n - i * each), simd[float](1.0), True)
                 stream_fence()
     finally:

@@ -34,8 +34,10 @@ cdef enum:
     BATCH = 64           # rows whose statistics are finished together
     MIN_WORK = 32768     # elements below which threads cost more than they bring
     PIECE = 16384        # elements of the smallest piece given to a thread
+    LONG_LINE = 2048     # bytes of a row from which streaming pays: its two ends share lines with other rows and cannot be streamed
 
 include "finish.pxi"
+include "precise.pxi"
 include "rows.pxi"
 include "columns.pxi"
 include "long.pxi"

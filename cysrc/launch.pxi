@@ -20,8 +20,11 @@ cdef inline void run_piece(const task* t, storage_t* tag, Py_ssize_t first, Py_s
 
 
 cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil:
-    # A piece is a whole number of batches of short rows.
-    cdef Py_ssize_t rows = t.rows(), each = max(<Py_ssize_t>1, PIECE // t.cols() // 16 * 16), pieces = pieces_of(rows, each), i
+    # Pieces are long, so that the pipeline over rows runs, and enough for threads of unequal speed; short rows go in whole batches.
+    cdef Py_ssize_t rows = t.rows(), each = max(max(<Py_ssize_t>1, PIECE // t.cols()), rows // (8 * threads)), pieces, i
+    if each > 16:
+        each = each // 16 * 16
+    pieces = pieces_of(rows, each)
     if threads == 1 or pieces == 1:
         run_piece(t, tag, 0, rows)
         return
@@ -49,7 +52,7 @@ cdef void launch_tiles(const task* t, compute_t* tag, Py_ssize_t cols, int threa
 cdef int launch_segments(const task* t, storage_t* tag, bint columns, int threads) noexcept nogil:
     """The two phases; -1 when there is no memory for the statistics."""
     cdef segments g
-    cdef Py_ssize_t rows = t.rows(), tiles, i, units, pieces, length
+    cdef Py_ssize_t rows = t.rows(), tiles, i, units, pieces, length, span
     cdef double* memory = NULL
     g.length = SEGMENT // 2 if storage_t is double else SEGMENT
     g.each = pieces_of(t.cols(), g.length)
@@ -65,9 +68,11 @@ cdef int launch_segments(const task* t, storage_t* tag, bint columns, int thread
         g.count = g.total + rows * g.each
         g.c = g.count + rows * g.each
         g.value = g.c + rows
-        units = tiles * g.each
+        span = 1 if columns else max(<Py_ssize_t>1, min(<Py_ssize_t>8, rows * g.each // (4 * threads)))
+        pieces = pieces_of(g.each, span)
+        units = tiles * pieces
         for i in prange(units, num_threads=threads, schedule="dynamic"):
-            run_segment(t, tag, &g, i)
+            run_segment(t, tag, &g, i, pieces, span)
         merge_rows(t, &g, 0, rows)
     if t.has_out:
         length = (TILE // 2 if storage_t is double else TILE) // g.group
@@ -104,6 +109,8 @@ cdef int run(task* t, int threads) except -1 nogil:
     if t.rows() == 0 or t.cols() == 0:
         return 0
     threads = threads_for(t, threads)
+    if not t.columns() and t.cols() * item_size(t.out_code) < LONG_LINE:
+        t.past_cache = False
     if t.direct and not t.columns():
         if t.x_code == CODE_F32:
             failed = launch(t, <float*>NULL, threads)

@@ -87,10 +87,10 @@ struct task {
         const ptrdiff_t item = item_size(x_code);
         return reduced.ndim == 0 || (reduced.stride[0][OP_X] == item && (!has_out || reduced.stride[0][OP_OUT] == item));
     }
-    // Several rows side by side: when neighbouring rows are closer in memory than neighbouring elements of one row.
+    // Several rows side by side: when there are enough and neighbouring rows are closer in memory than neighbouring elements of one row.
     bool columns() const {
         if (base[OP_WEIGHTS] || kept.inner_stride(OP_X) == 0 || reduced.ndim == 0) return false;
-        return std::abs(kept.inner_stride(OP_X)) < std::abs(reduced.inner_stride(OP_X));
+        return kept.inner_shape() >= 4 && std::abs(kept.inner_stride(OP_X)) < std::abs(reduced.inner_stride(OP_X));
     }
     char* row(int op, ptrdiff_t r) const { return base[op] + kept.offset(r, op); }
     double row_scale(ptrdiff_t r) const {
@@ -174,8 +174,9 @@ DS_INLINE double get_value(const task& t, int op, ptrdiff_t r) {
 // one register of columns: element i of column j at [j / width * plane + i * width + j % width]. Strips that stood side by side would
 // share the same few sets of the cache.
 
-// Rows of memory further on that are fetched while this one is converted: the strides are too long for the hardware to foresee.
-constexpr ptrdiff_t ROWS_AHEAD = 12;
+// Rows of memory further on that are fetched while this one is converted: the strides are too long for the hardware to foresee. Into the second
+// level, since rows a power of two apart share a set of the first.
+constexpr ptrdiff_t ROWS_AHEAD = 40;
 
 template <class T, class C>
 void gather_strips(const char* from, ptrdiff_t cols, ptrdiff_t plane, C* to) {
@@ -208,8 +209,10 @@ template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, 
     C line[MAX_COLUMNS];
     for (ptrdiff_t i = 0; i < n; ++i) {
         const char* from = x + t.reduced.offset(start + i, OP_X);
-        if (ahead && start + i + ROWS_AHEAD < t.cols())
-            for (ptrdiff_t at = 0; at < cols * step; at += 64) prefetch(from + ahead + at);
+        if (ahead && start + i + ROWS_AHEAD < t.cols()) {
+            const char* line = from + ahead - uintptr_t(from + ahead) % 64;
+            for (; line < from + ahead + cols * step; line += 64) __builtin_prefetch(line, 0, 2);
+        }
         if (strips) {
             strips(from, cols, plane, dst + i * w);
             continue;
@@ -278,11 +281,12 @@ template <class C> void scatter_tile(const task& t, ptrdiff_t r, ptrdiff_t cols,
         scatter(line, cols, out + t.reduced.offset(start + i, OP_OUT), t.kept.inner_stride(OP_OUT));
     }
 }
-// How many columns the first tile is short, so that the others begin where a line of `out` does.
+// How many columns the first tile is short, so that the others begin where a line of memory does: of `out` if that is streamed, else of x.
 DS_INLINE ptrdiff_t tile_shift(const task& t) {
-    const ptrdiff_t item = t.has_out ? item_size(t.out_code) : 1, line = 64 / item;
-    if (!t.past_cache || t.kept.inner_stride(OP_OUT) != item || uintptr_t(t.base[OP_OUT]) % item) return 0;
-    return ptrdiff_t(uintptr_t(t.base[OP_OUT]) % 64) / item % line;
+    const int op = t.past_cache ? OP_OUT : OP_X;
+    const ptrdiff_t item = item_size(t.past_cache ? t.out_code : t.x_code);
+    if (t.kept.inner_stride(op) != item || uintptr_t(t.base[op]) % item) return 0;
+    return ptrdiff_t(uintptr_t(t.base[op]) % 64) / item;
 }
 
 }  // namespace

@@ -71,36 +71,61 @@ cdef inline void segment_place(const task* t, const segments* g, Py_ssize_t unit
         cols[0] = min(g.group, inner - tile % g.groups * g.group)
 
 
-cdef void run_segment(const task* t, storage_t* tag, const segments* g, Py_ssize_t unit) noexcept nogil:
-    """First phase: the statistics of one segment of one row, or of a tile of columns."""
-    cdef Py_ssize_t i = unit % g.each, start = i * g.length, n = min(g.length, t.cols() - start), r, cols, j
-    cdef Py_ssize_t w = simd[storage_t].lanes()
-    cdef size_t item = sizeof(double) if storage_t is double else sizeof(float)
+cdef inline const storage_t* source_segment(const task* t, storage_t* tag, const segments* g, Py_ssize_t r, Py_ssize_t i, void* buffer) noexcept nogil:
+    """Segment i of row r where it lies, or gathered into buffer."""
+    cdef Py_ssize_t start = i * g.length
+    if t.direct:
+        return <const storage_t*>t.row(OP_X, r) + start
+    if storage_t is float or storage_t is double:
+        gather_row(t[0], r, start, min(g.length, t.cols() - start), <storage_t*>buffer, <storage_t*>NULL)
+    return <const storage_t*>buffer
+
+
+cdef void run_span(const task* t, storage_t* tag, const segments* g, Py_ssize_t r, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """First phase: the statistics of segments first .. last - 1 of one row, each read for its maximum while the one before is summed."""
+    cdef Py_ssize_t w = simd[storage_t].lanes(), i, n, block_bytes = (g.length // BLOCK + 2 * w), row_bytes = g.length + w, at
+    cdef char* blocks
+    cdef char* source = NULL
     cdef const storage_t* x
-    cdef storage_t* buffer
-    cdef lane_buffer[storage_t] blocks
+    cdef next_segment following
+    block_bytes *= sizeof(double) if storage_t is double else sizeof(float)
+    row_bytes *= sizeof(double) if storage_t is double else sizeof(float)
+    blocks = <char*>scratch(SLOT_BLOCK_MAX, 2 * block_bytes)
+    if not t.direct:
+        source = <char*>scratch(SLOT_SOURCE, 2 * row_bytes)
+    following.n = min(g.length, t.cols() - first * g.length)
+    following.x = source_segment(t, tag, g, r, first, source + first % 2 * row_bytes)
+    following.blocks = blocks + first % 2 * block_bytes
+    following.m = segment_max(
+        <const storage_t*>following.x, following.n, lane_buffer[storage_t](following.blocks), 0, simd[storage_t](-INFINITY))
+    for i in range(first, last):
+        x = <const storage_t*>following.x
+        n = following.n
+        at = r * g.each + i
+        g.m[at] = following.m
+        if i + 1 < last:
+            following.n = min(g.length, t.cols() - (i + 1) * g.length)
+            following.x = source_segment(t, tag, g, r, i + 1, source + (i + 1) % 2 * row_bytes)
+            following.blocks = blocks + (i + 1) % 2 * block_bytes
+        g.total[at] = segment_sum(
+            x, n, g.m[at], shift_for(t.operation, g.m[at]), lane_buffer[storage_t](), False,
+            lane_buffer[storage_t](<void*>(blocks + i % 2 * block_bytes)), &g.count[at], &following if i + 1 < last else NULL, NULL)
+
+
+cdef void run_segment(const task* t, storage_t* tag, const segments* g, Py_ssize_t unit, Py_ssize_t pieces, Py_ssize_t span) noexcept nogil:
+    """First phase: `span` segments of one row, or one segment of a tile of columns."""
+    cdef Py_ssize_t i = unit % pieces * span, start = i * g.length, r, cols, j
     cdef batch_stats s
-    segment_place(t, g, unit, g.each, &r, &cols)
-    if g.group > 1:
-        if storage_t is float or storage_t is double:
-            tile_stats(t, tag, r, cols, start, n, tile_elements(tag) // g.group, False, &s)
-    else:
-        if t.direct:
-            x = <const storage_t*>t.row(OP_X, r) + start
-        else:
-            buffer = <storage_t*>scratch(SLOT_SOURCE, (n + w) * item)
-            if storage_t is float or storage_t is double:
-                gather_row(t[0], r, start, n, buffer, <storage_t*>NULL)
-            x = buffer
-        blocks = lane_buffer[storage_t](scratch(SLOT_BLOCK_MAX, (n // BLOCK + 2 * w) * item))
-        s.m[0] = segment_max(x, n, blocks)
-        s.total[0] = segment_sum(
-            x, n, s.m[0], shift_for(t.operation, s.m[0]), lane_buffer[storage_t](), False, blocks,
-            n * sizeof(storage_t) if t.direct else 0, &s.count[0], NULL)
-    for j in range(cols):
-        g.m[(r + j) * g.each + i] = s.m[j]
-        g.total[(r + j) * g.each + i] = s.total[j]
-        g.count[(r + j) * g.each + i] = s.count[j]
+    segment_place(t, g, unit, pieces, &r, &cols)
+    if g.group == 1:
+        run_span(t, tag, g, r, i, min(i + span, g.each))
+        return
+    if storage_t is float or storage_t is double:
+        tile_stats(t, tag, r, cols, start, min(g.length, t.cols() - start), tile_elements(tag) // g.group, False, &s)
+        for j in range(cols):
+            g.m[(r + j) * g.each + i] = s.m[j]
+            g.total[(r + j) * g.each + i] = s.total[j]
+            g.count[(r + j) * g.each + i] = s.count[j]
 
 
 cdef void run_output(const task* t, storage_t* tag, const segments* g, Py_ssize_t unit, Py_ssize_t pieces, Py_ssize_t length) noexcept nogil:

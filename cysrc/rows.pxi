@@ -1,22 +1,35 @@
 # Rows whose elements follow each other in memory (or were gathered so): one segment, short or long.
 
-cdef inline double segment_max(const storage_t* x, Py_ssize_t n, lane_buffer[storage_t] blocks) noexcept nogil:
-    """The largest of n elements; the lane-wise maximum of every block, whole or not, is left in `blocks`."""
-    cdef Py_ssize_t w = simd[storage_t].lanes(), b, i, full = n // (BLOCK * w)
-    cdef simd[storage_t] v, m = simd[storage_t](-INFINITY)
-    for b in range(full):
-        v = block_max(x + b * BLOCK * w)
+cdef inline simd[storage_t] part_max(const storage_t* x, Py_ssize_t n) noexcept nogil:
+    """Lane-wise maximum of the n elements that follow the last whole block."""
+    cdef Py_ssize_t w = simd[storage_t].lanes(), i = 0
+    cdef simd[storage_t] m = simd[storage_t](-INFINITY)
+    while i + w <= n:
+        m = vmax(load(x + i), m)
+        i += w
+    return vmax(load_partial(x + i, n - i), m) if i < n else m
+
+
+cdef inline double segment_max(const storage_t* x, Py_ssize_t n, lane_buffer[storage_t] blocks, Py_ssize_t b, simd[storage_t] m) noexcept nogil:
+    """The largest of n elements, given the lane-wise maximum m of the first b blocks; that of every block, whole or not, is left in `blocks`."""
+    cdef Py_ssize_t w = simd[storage_t].lanes(), size = BLOCK * w
+    cdef simd[storage_t] v
+    while (b + 1) * size <= n:
+        v = block_max(x + b * size)
         blocks.put(b * w, v)
         m = vmax(v, m)
-    i = full * BLOCK * w
-    v = simd[storage_t](-INFINITY)
-    while i + w <= n:
-        v = vmax(load(x + i), v)
-        i += w
-    if i < n:
-        v = vmax(load_partial(x + i, n - i), v)
-    blocks.put(full * w, v)
+        b += 1
+    v = part_max(x + b * size, n - b * size)
+    blocks.put(b * w, v)
     return hmax(vmax(v, m))
+
+
+cdef struct next_segment:
+    # The segment after this one, whose maximum is found on the way.
+    const void* x
+    void* blocks
+    Py_ssize_t n
+    double m
 
 
 cdef struct pending_output:
@@ -45,19 +58,33 @@ cdef inline void write_piece(storage_t* tag, const pending_output* p, Py_ssize_t
 
 cdef inline double segment_sum(
     const storage_t* x, Py_ssize_t n, double m, double c, lane_buffer[storage_t] e, bint keep,
-    lane_buffer[storage_t] blocks, Py_ssize_t ahead, double* counted, const pending_output* pending
+    lane_buffer[storage_t] blocks, double* counted, next_segment* following, const pending_output* pending
 ) noexcept nogil:
     """The sum of exp(x - c) over the elements below m, and how many equal m; the exponentials are left in `e`.
 
-    Between the blocks the pending outputs of another row of n elements are written: stores beside arithmetic.
+    Block by block the maximum of the following segment is found and the pending outputs of another row of n elements are written, so that
+    memory is read and written all the while and not in turns with the arithmetic.
     """
-    cdef Py_ssize_t w = simd[storage_t].lanes(), b, size = BLOCK * w, full = n // size, count = 0
-    cdef simd[storage_t] vm = simd[storage_t](m), vc = simd[storage_t](c)
+    cdef Py_ssize_t w = simd[storage_t].lanes(), b, size = BLOCK * w, full = n // size, count = 0, ahead = 0
+    cdef simd[storage_t] vm = simd[storage_t](m), vc = simd[storage_t](c), v, next_m = simd[storage_t](-INFINITY)
     cdef wide[storage_t] sums = wide[storage_t]()
+    cdef const storage_t* next_x = NULL
+    cdef lane_buffer[storage_t] next_blocks
+    if following != NULL:
+        next_x = <const storage_t*>following.x
+        next_blocks = lane_buffer[storage_t](following.blocks)
+        ahead = min(full, following.n // size)
     for b in range(full):
-        sums.add(block_sum(x + b * size, vm, vc, e.at(b * size), count_equal(blocks.get(b * w), vm) > 0, keep, ahead, count))
+        sums.add(block_sum(
+            x + b * size, vm, vc, e.at(b * size), count_equal(blocks.get(b * w), vm) > 0, keep, count,
+            (next_x if b < ahead else x) + b * size, v))
+        if b < ahead:
+            next_blocks.put(b * w, v)
+            next_m = vmax(v, next_m)
         if pending != NULL:
             write_piece(<storage_t*>NULL, pending, b * size, (b + 1) * size)
+    if following != NULL:
+        following.m = segment_max(next_x, following.n, next_blocks, ahead, next_m)
     if full * size < n:
         sums.add(part_sum(
             x + full * size, n - full * size, vm, vc, e.at(full * size), count_equal(blocks.get(full * w), vm) > 0, keep, count))
@@ -81,9 +108,9 @@ cdef inline void short_stats(
         few_stats(x, n, keep, operation == LOGSUMEXP or operation == STATE, e, s.m, s.c, s.total, s.count)
         return
     for j in range(k):
-        s.m[j] = segment_max(x[j], n, unused)
+        s.m[j] = segment_max(x[j], n, unused, 0, simd[storage_t](-INFINITY))
         s.c[j] = shift_for(operation, s.m[j])
-        s.total[j] = segment_sum(x[j], n, s.m[j], s.c[j], e.at(j * pitch), keep, unused, 0, &s.count[j], NULL)
+        s.total[j] = segment_sum(x[j], n, s.m[j], s.c[j], e.at(j * pitch), keep, unused, &s.count[j], NULL, NULL)
 
 
 cdef inline void put_reduced(const task* t, Py_ssize_t r, Py_ssize_t k, batch_stats* s) noexcept nogil:
@@ -92,18 +119,13 @@ cdef inline void put_reduced(const task* t, Py_ssize_t r, Py_ssize_t k, batch_st
         put_values(t[0], OP_M, CODE_F64, r, k, s.m)
         put_values(t[0], OP_REST, CODE_F64, r, k, s.rest)
         return
+    if t.out_code == CODE_F64:
+        refine(t, r, k, s)
     put_values(t[0], OP_OUT, t.out_code, r, k, s.value)
     if t.base[OP_SIGN] != NULL:
         for j in range(k):
             s.rest[j] = NAN if s.value[j] != s.value[j] else (0.0 if s.value[j] == -INFINITY else 1.0)
         put_values(t[0], OP_SIGN, t.out_code, r, k, s.rest)
-
-
-cdef inline void finish(int operation, batch_stats* s, Py_ssize_t k) noexcept nogil:
-    if operation == SOFTMAX:
-        finish_softmax(s, k)
-    else:
-        finish_rest(s, k, operation)
 
 
 cdef inline const storage_t* source_row(const task* t, storage_t* tag, Py_ssize_t r, void* buffer) noexcept nogil:
@@ -157,52 +179,54 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
 cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Rows first .. last - 1 of more than a block and at most SEGMENT elements.
 
-    A pipeline over rows, so that nothing waits: the outputs of a row are written while the exponentials of the next are summed, and the maximum
-    of the row after that is found before the sum is needed. Buffers alternate.
+    A pipeline of three rows: one is read for its maximum, one is summed, one is written. Buffers alternate.
     """
-    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, exp_bytes, block_bytes, source_bytes, side
+    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, row_bytes, block_bytes, side
     cdef size_t item = sizeof(double) if storage_t is double else sizeof(float)
     cdef bint direct = t.direct, keep = t.operation == SOFTMAX
     cdef const storage_t* x
-    cdef const storage_t* next_x = NULL
     cdef char* e = NULL
     cdef char* blocks
     cdef char* source = NULL
+    cdef next_segment following
     cdef pending_output p
-    cdef double m
     cdef batch_stats s
     p.n = 0
     p.is_log = not keep
     p.past_cache = direct and t.past_cache
-    exp_bytes = source_bytes = (n + w) * item
+    row_bytes = (n + w) * item
     block_bytes = (n // BLOCK + 2 * w) * item
     blocks = <char*>scratch(SLOT_BLOCK_MAX, 2 * block_bytes)
     if keep:
-        e = <char*>scratch(SLOT_EXP, 2 * exp_bytes)
+        e = <char*>scratch(SLOT_EXP, 2 * row_bytes)
     if not direct:
-        source = <char*>scratch(SLOT_SOURCE, 2 * source_bytes)
+        source = <char*>scratch(SLOT_SOURCE, 3 * row_bytes)
     side = first % 2
-    x = source_row(t, tag, first, source + side * source_bytes)
-    m = segment_max(x, n, lane_buffer[storage_t](<void*>(blocks + side * block_bytes)))
+    following.n = n
+    following.x = source_row(t, tag, first, source + first % 3 * row_bytes)
+    following.blocks = blocks + side * block_bytes
+    following.m = segment_max(
+        <const storage_t*>following.x, n, lane_buffer[storage_t](following.blocks), 0, simd[storage_t](-INFINITY))
     for r in range(first, last):
         side = r % 2
-        s.m[k] = m
-        s.c[k] = shift_for(t.operation, m)
+        x = <const storage_t*>following.x
+        s.m[k] = following.m
+        s.c[k] = shift_for(t.operation, following.m)
+        if r + 1 < last:
+            following.x = source_row(t, tag, r + 1, source + (r + 1) % 3 * row_bytes)
+            following.blocks = blocks + (1 - side) * block_bytes
         s.total[k] = segment_sum(
-            x, n, m, s.c[k], lane_buffer[storage_t](<void*>(e + side * exp_bytes)), keep,
-            lane_buffer[storage_t](<void*>(blocks + side * block_bytes)), n * sizeof(storage_t) if direct else 0, &s.count[k],
-            &p if p.n else NULL)
+            x, n, s.m[k], s.c[k], lane_buffer[storage_t](<void*>(e + side * row_bytes)), keep,
+            lane_buffer[storage_t](<void*>(blocks + side * block_bytes)), &s.count[k],
+            &following if r + 1 < last else NULL, &p if p.n else NULL)
         if storage_t is float or storage_t is double:
             if p.n and not direct:
                 scatter_row(t[0], r - 1, 0, n, <storage_t*>p.out, <storage_t>(0 if keep else -INFINITY))
-        if r + 1 < last:
-            next_x = source_row(t, tag, r + 1, source + (1 - side) * source_bytes)
-            m = segment_max(next_x, n, lane_buffer[storage_t](<void*>(blocks + (1 - side) * block_bytes)))
         if t.has_out:
             finish(t.operation, &s, 1)
             p.out = t.row(OP_OUT, r) if direct else <void*>x
             p.x = x
-            p.e = e + side * exp_bytes
+            p.e = e + side * row_bytes
             p.n = n
             p.head = aligned_head(<const storage_t*>p.out) if p.past_cache else 0
             p.c = s.c[0]
@@ -213,7 +237,6 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
                 finish(t.operation, &s, k)
                 put_reduced(t, r + 1 - k, k, &s)
                 k = 0
-        x = next_x
     if p.n:
         write_piece(tag, &p, 0, n)
         if storage_t is float or storage_t is double:

@@ -40,9 +40,6 @@ inline void* scratch(int slot, size_t bytes) {
     return mine.at[slot];
 }
 
-// A value that the compiler must believe is used.
-inline double keep_alive(double x) { asm volatile("" : "+m"(x)); return x; }
-
 // Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level. Some systems report the
 // caches of all sockets as one, so no more than a common size is believed.
 inline ptrdiff_t stream_threshold() {

@@ -28,6 +28,11 @@
 #else
 #define DS_BYTES 16
 #endif
+#if defined(__FMA__) || defined(__aarch64__)
+#define HAS_FMA 1
+#else
+#define HAS_FMA 0
+#endif
 #define DS_INLINE inline __attribute__((always_inline))
 
 namespace {

@@ -34,6 +34,7 @@ cdef extern from "simd.hpp" nogil:
 
 cdef extern from "elementary.hpp" nogil:
     simd[S] exp[S](simd[S] x)
+    simd[double] expm1(simd[double] x)
     simd[double] log1p(simd[double] r)
     double exp_one(double x)
     double log1p_one(double x)
@@ -48,12 +49,17 @@ cdef extern from "accumulate.hpp" nogil:
         simd[double] lanes()
         double total()
 
+    cdef cppclass excess_sum:
+        excess_sum()
+        void add_exp(simd[double] x)
+        void add_largest(double m)
+        double log()
+
 cdef extern from "runtime.hpp" nogil:
     const int HAS_OPENMP
     int openmp_threads()
     int in_parallel()
     void openmp_pause()
-    double keep_alive(double x)
     Py_ssize_t stream_threshold()
     int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS
     void* scratch(int slot, size_t bytes)
@@ -66,10 +72,11 @@ cdef extern from "blocks.hpp" nogil:
         void put(Py_ssize_t i, simd[S] x)
         lane_buffer at(Py_ssize_t i)
         void* memory()
+    const double ZERO_SHIFT
     int OUT_SCALED, OUT_EXP, OUT_LOG
     simd[S] output_of[S](int kind, simd[S] v, simd[S] c, simd[S] s)
     simd[S] block_max[S](const S* x)
-    simd[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t ahead, Py_ssize_t& count)
+    simd[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count, const S* next, simd[S]& next_max)
     simd[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count)
     void few_stats[S](const S** x, Py_ssize_t n, bint keep, bint to_zero, lane_buffer[S] e, double* m, double* c, double* total, double* count)
     void few_output[S](S** out, const S** x, Py_ssize_t n, Py_ssize_t k, bint is_log, lane_buffer[S] e, const double* c, const double* value, bint past_cache)
