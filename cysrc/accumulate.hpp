@@ -2,8 +2,9 @@
 //
 // A row's terms are added in one fixed order at every level, in every layout and by any number of threads: term i belongs
 // to lane i % width; four consecutive registers of a lane are added as (0 + 1) + (2 + 3), four such groups one after the
-// other make a block, and blocks enter wide<storage_t>: float64 lanes for float32 arithmetic, sum and error (Knuth's
-// two-sum) for float64. At the end the lanes are folded, upper half onto lower half. The same class serves a row (lanes are
+// other make a block (block_total), and blocks enter wide<storage_t>: float64 lanes for float32 arithmetic; for float64,
+// which nothing wider is at hand for, every sum carries its rounding error along (Knuth's two-sum). At the end the lanes are
+// folded, upper half onto lower half. The same class serves a row (lanes are
 // consecutive terms) and columns side by side (one wide per lane of terms, its own lanes being columns).
 #pragma once
 #include "elementary.hpp"
@@ -12,6 +13,29 @@ namespace {
 
 constexpr ptrdiff_t GROUP = 4;                 // registers added before they enter the block's sum
 constexpr ptrdiff_t BLOCK = 4 * GROUP;         // registers added before they enter a wide sum
+
+// The sum of a block's groups.
+template <class S> struct block_total {
+    simd<S> sum;
+    DS_INLINE block_total() : sum(0.0) {}
+    DS_INLINE block_total(const simd<S>* t) : sum((t[0] + t[1]) + (t[2] + t[3])) {}
+    DS_INLINE void add(const simd<S>* t) { sum = sum + ((t[0] + t[1]) + (t[2] + t[3])); }
+};
+DS_INLINE vec_f64 two_sum(vec_f64 a, vec_f64 b, vec_f64& error) {
+    const vec_f64 s = a + b, v = s - a;
+    error += (a - (s - v)) + (b - v);
+    return s;
+}
+template <> struct block_total<double> {
+    vec_f64 sum, error;
+    DS_INLINE block_total() : sum(vec_f64{}), error(vec_f64{}) {}
+    DS_INLINE block_total(const simd<double>* t) : error(vec_f64{}) { sum = group(t); }
+    DS_INLINE void add(const simd<double>* t) { sum = two_sum(sum, group(t), error); }
+    DS_INLINE vec_f64 group(const simd<double>* t) {
+        const vec_f64 a = two_sum(t[0].v, t[1].v, error), b = two_sum(t[2].v, t[3].v, error);
+        return two_sum(a, b, error);
+    }
+};
 
 template <class S> struct wide {
     typedef float half __attribute__((vector_size(DS_BYTES / 2)));
@@ -28,10 +52,18 @@ template <class S> struct wide {
         high += __builtin_convertvector(h[1], vec_f64);
 #endif
     }
-    DS_INLINE wide(simd<S> x) : wide() { add(x); }
+    DS_INLINE void add(const block_total<S>& b) { add(b.sum); }
     DS_INLINE void join(const wide& o) { low += o.low; high += o.high; }
-    DS_INLINE simd<double> lanes() const { return low + high; }
-    DS_INLINE double total() const { return hsum(lanes()); }
+    DS_INLINE double total() const { return hsum(simd<double>(low + high)); }
+    // The totals of `width` sums, folded together.
+    DS_INLINE static void totals(const wide* sums, double* p) {
+        constexpr int w64 = simd<double>::width;
+        for (int j = 0; j < simd<S>::width; j += w64) {
+            simd<double> lanes[w64];
+            for (int i = 0; i < w64; ++i) lanes[i] = sums[j + i].low + sums[j + i].high;
+            ::store(p + j, sum_rows(lanes));
+        }
+    }
     DS_INLINE void store(double* p) const {
         std::memcpy(p, &low, sizeof low);
         std::memcpy(p + simd<double>::width, &high, sizeof high);
@@ -41,18 +73,22 @@ template <class S> struct wide {
 template <> struct wide<double> {
     vec_f64 sum, error;
     DS_INLINE wide() : sum(vec_f64{}), error(vec_f64{}) {}
-    DS_INLINE void add(simd<double> x) {
-        const vec_f64 s = sum + x.v, b = s - sum;
-        error += (sum - (s - b)) + (x.v - b);
-        sum = s;
+    DS_INLINE void add(simd<double> x) { sum = two_sum(sum, x.v, error); }
+    DS_INLINE void add(const block_total<double>& b) {
+        sum = two_sum(sum, b.sum, error);
+        error += b.error;
     }
-    DS_INLINE wide(simd<double> x) : sum(x.v), error(vec_f64{}) {}
     DS_INLINE void join(const wide& o) { sum += o.sum; error += o.error; }
-    DS_INLINE simd<double> lanes() const { return sum + error; }
     // An infinite weight makes the sum infinite and its error NaN: the sum alone is right then.
     DS_INLINE double total() const {
         const double s = hsum(simd<double>(sum));
         return s - s == 0 ? s + hsum(simd<double>(error)) : s;
+    }
+    DS_INLINE static void totals(const wide* sums, double* p) {
+        constexpr int w64 = simd<double>::width;
+        simd<double> lanes[w64], errors[w64];
+        for (int i = 0; i < w64; ++i) { lanes[i] = sums[i].sum; errors[i] = sums[i].error; }
+        ::store(p, sum_rows(lanes) + sum_rows(errors));
     }
     DS_INLINE void store(double* p) const { const vec_f64 v = sum + error; std::memcpy(p, &v, sizeof v); }
 };

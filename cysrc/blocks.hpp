@@ -51,17 +51,18 @@ DS_INLINE void terms(const simd<S>* x, simd<S> m, simd<S> c, simd<S>* y, lane_bu
 }
 
 template <bool tied, bool keep, class S>
-DS_INLINE simd<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count, const S* next, simd<S>& next_max) {
+DS_INLINE block_total<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count, const S* next, simd<S>& next_max) {
     constexpr ptrdiff_t w = simd<S>::width;
-    simd<S> sum, largest = simd<S>(-std::numeric_limits<double>::infinity());
+    block_total<S> sum;
+    simd<S> largest = simd<S>(-std::numeric_limits<double>::infinity());
     for (ptrdiff_t i = 0; i < BLOCK; i += GROUP) {
         simd<S> v[GROUP], t[GROUP];
         for (ptrdiff_t at = 0; at < GROUP * w; at += 64 / sizeof(S)) read_ahead(next + i * w + at);
         for (ptrdiff_t j = 0; j < GROUP; ++j) v[j] = load(x + (i + j) * w);
         for (ptrdiff_t j = 0; j < GROUP; ++j) largest = vmax(load(next + (i + j) * w), largest);
         terms<GROUP, tied, keep>(v, m, c, t, e.at(i * w), count);
-        const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
-        sum = i ? sum + group : group;
+        if (i) sum.add(t);
+        else sum = block_total<S>(t);
     }
     next_max = largest;
     return sum;
@@ -69,15 +70,15 @@ DS_INLINE simd<S> block_terms(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e
 // A whole block of x, and the maximum of a block of what comes next: its reading fills the time of this one's arithmetic. `tied`: the block
 // holds a maximum of the row.
 template <class S>
-DS_INLINE simd<S> block_sum(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count, const S* next, simd<S>& next_max) {
+DS_INLINE block_total<S> block_sum(const S* x, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count, const S* next, simd<S>& next_max) {
     if (tied) return keep ? block_terms<true, true>(x, m, c, e, count, next, next_max) : block_terms<true, false>(x, m, c, e, count, next, next_max);
     return keep ? block_terms<false, true>(x, m, c, e, count, next, next_max) : block_terms<false, false>(x, m, c, e, count, next, next_max);
 }
 // The last n < BLOCK * width elements: the same terms in the same order, those that are not there being 0.
 template <bool tied, bool keep, class S>
-DS_INLINE simd<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count) {
+DS_INLINE block_total<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, ptrdiff_t& count) {
     constexpr ptrdiff_t w = simd<S>::width;
-    simd<S> sum = simd<S>(0.0);
+    block_total<S> sum;
     for (ptrdiff_t i = 0; i < n; i += GROUP * w) {
         simd<S> v[GROUP], t[GROUP];
         if (i + GROUP * w <= n) {
@@ -92,13 +93,13 @@ DS_INLINE simd<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane
                 terms<1, tied, keep>(v, m, c, t + j, e.at(at), count);
             }
         }
-        const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
-        sum = i ? sum + group : group;
+        if (i) sum.add(t);
+        else sum = block_total<S>(t);
     }
     return sum;
 }
 template <class S>
-DS_INLINE simd<S> part_sum(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count) {
+DS_INLINE block_total<S> part_sum(const S* x, ptrdiff_t n, simd<S> m, simd<S> c, lane_buffer<S> e, bool tied, bool keep, ptrdiff_t& count) {
     if (tied) return keep ? part_terms<true, true>(x, n, m, c, e, count) : part_terms<true, false>(x, n, m, c, e, count);
     return keep ? part_terms<false, true>(x, n, m, c, e, count) : part_terms<false, false>(x, n, m, c, e, count);
 }
@@ -119,7 +120,7 @@ template <class S> struct few_rows {
 // registers * width lanes. Maxima and sums of all rows are folded together, exponentials are taken of four rows at a time.
 template <int registers, bool keep, class S>
 DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buffer<S> e, few_rows<S> r) {
-    constexpr ptrdiff_t w = simd<S>::width, w64 = simd<double>::width, side = w < 4 ? w : 4;
+    constexpr ptrdiff_t w = simd<S>::width, side = w < 4 ? w : 4;
     const ptrdiff_t tail = n - (registers - 1) * w;
     auto get = [=](ptrdiff_t j, int i) {
         return i < registers - 1 || tail == w ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
@@ -135,7 +136,7 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
     store_lanes(each_c, c.v);
     to_doubles(m, r.m);
     to_doubles(c, r.c);
-    simd<double> sums[w];
+    wide<S> sums[w];
     int32_t counts[w];
     for (ptrdiff_t j = 0; j < w; j += side) {
         simd<S> v[side], y[side], t[side][GROUP];
@@ -157,13 +158,12 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
             }
         }
         for (ptrdiff_t q = 0; q < side; ++q) {
-            if (registers == 1) sums[j + q] = wide<S>(t[q][0]).lanes();
-            else if (registers == 2) sums[j + q] = wide<S>(t[q][0] + t[q][1]).lanes();
-            else sums[j + q] = wide<S>((t[q][0] + t[q][1]) + (t[q][2] + t[q][3])).lanes();
+            if (registers == 1) sums[j + q].add(t[q][0]);
+            else sums[j + q].add(block_total<S>(t[q]));
         }
     }
     for (ptrdiff_t j = 0; j < w; ++j) r.count[j] = counts[j];
-    for (ptrdiff_t j = 0; j < w; j += w64) store(r.total + j, sum_rows(sums + j));
+    wide<S>::totals(sums, r.total);
 }
 template <class S>
 DS_INLINE void few_stats(const S* const* x, ptrdiff_t n, bool keep, bool to_zero, lane_buffer<S> e, double* m, double* c, double* total, double* count) {
@@ -277,7 +277,7 @@ template <bool keep, class S>
 DS_INLINE void strip_terms(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S> c, wide<S>* sums, simd<S>& count) {
     constexpr ptrdiff_t w = simd<S>::width;
     for (ptrdiff_t lane = 0; lane < w && lane < n; ++lane) {
-        simd<S> sum;
+        block_total<S> sum;
         for (ptrdiff_t i = lane; i < n; i += GROUP * w) {
             simd<S> t[GROUP];
             if (i + (GROUP - 1) * w < n) {
@@ -288,8 +288,8 @@ DS_INLINE void strip_terms(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S>
                     if (i + j * w < n) strip_group<1, keep>(strip.at((i + j * w) * w), 0, m, c, t + j, count);
                 }
             }
-            const simd<S> group = (t[0] + t[1]) + (t[2] + t[3]);
-            sum = i == lane ? group : sum + group;
+            if (i > lane) sum.add(t);
+            else sum = block_total<S>(t);
         }
         sums[lane].add(sum);
     }

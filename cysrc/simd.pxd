@@ -42,11 +42,13 @@ cdef extern from "elementary.hpp" nogil:
 cdef extern from "accumulate.hpp" nogil:
     const Py_ssize_t GROUP
     const Py_ssize_t BLOCK
+    cdef cppclass block_total[S]:
+        block_total()
     cdef cppclass wide[S]:
         wide()
         void add(simd[S] x)
+        void add(const block_total[S]& b)
         void join(const wide& o)
-        simd[double] lanes()
         double total()
 
     cdef cppclass excess_sum:
@@ -76,8 +78,8 @@ cdef extern from "blocks.hpp" nogil:
     int OUT_SCALED, OUT_EXP, OUT_LOG
     simd[S] output_of[S](int kind, simd[S] v, simd[S] c, simd[S] s)
     simd[S] block_max[S](const S* x)
-    simd[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count, const S* next, simd[S]& next_max)
-    simd[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count)
+    block_total[S] block_sum[S](const S* x, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count, const S* next, simd[S]& next_max)
+    block_total[S] part_sum[S](const S* x, Py_ssize_t n, simd[S] m, simd[S] c, lane_buffer[S] e, bint tied, bint keep, Py_ssize_t& count)
     void few_stats[S](const S** x, Py_ssize_t n, bint keep, bint to_zero, lane_buffer[S] e, double* m, double* c, double* total, double* count)
     void few_output[S](S** out, const S** x, Py_ssize_t n, Py_ssize_t k, bint is_log, lane_buffer[S] e, const double* c, const double* value, bint past_cache)
     Py_ssize_t aligned_head[S](const S* out)

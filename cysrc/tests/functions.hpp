@@ -1,0 +1,152 @@
+// functions.hpp - checks of elementary.hpp and of excess_sum against libm in a wider type.
+#pragma once
+#include "check.hpp"
+
+namespace {
+
+// Correct far beyond one ulp of C: float64 serves float32.
+template <class C> using wider = typename std::conditional<sizeof(C) == 4, double, long double>::type;
+
+// Calls check(x, y) for each of the arguments and its image under the register function f.
+template <class S, class F, class Check> void map_registers(const std::vector<typename simd<S>::C>& x, F f, Check check) {
+    constexpr size_t w = simd<S>::width;
+    for (size_t base = 0; base < x.size(); base += w) {
+        const size_t n = std::min(w, x.size() - base);
+        typename simd<S>::C in[w] = {}, out[w];
+        std::copy(&x[base], &x[base] + n, in);
+        store_lanes(out, f(simd<S>(load_lanes(in))).v);
+        for (size_t i = 0; i < n; ++i) check(in[i], out[i]);
+    }
+}
+
+struct span { double low, high; long count; };       // `count` arguments, evenly distributed over [low, high]
+
+template <class C> std::vector<C> arguments(std::initializer_list<span> spans, long share, std::initializer_list<double> more) {
+    std::vector<C> x(more.begin(), more.end());
+    generator random{5};
+    for (const span& s : spans)
+        for (long i = 0; i < s.count / share; ++i) x.push_back(C(random.uniform(s.low, s.high)));
+    return x;
+}
+// Negative arguments of every magnitude, subnormal ones included, and positive ones up to `limit`.
+template <class C> void add_every_magnitude(std::vector<C>& x, long count, double limit) {
+    using bits = typename std::conditional<sizeof(C) == 4, uint32_t, uint64_t>::type;
+    generator random{6};
+    while (count > 0) {
+        const C v = reinterpret<C>(bits(random.bits() >> (64 - 8 * sizeof(C))));
+        if (!(v <= C(limit))) continue;
+        x.push_back(v);
+        --count;
+    }
+}
+
+template <class S> void check_exp(long share) {
+    using C = typename simd<S>::C;
+    const title name("exp on [-inf, 16]", dtype_name<S>());
+    group g(name.text);
+    const double lowest = sizeof(C) == 4 ? -104 : -745.2, normal = sizeof(C) == 4 ? -87.3 : -708.3;
+    auto x = arguments<C>({{-16, 16, 400000}, {-1, 1, 200000}, {normal, -16, 200000}, {lowest, normal, 100000}}, share,
+                          {0.0, -0.0, 16, normal, lowest, -110, -760, -1e4, -std::numeric_limits<C>::max()});
+    add_every_magnitude(x, 100000 / share, 16);
+    for (int n = -40; n < 40; ++n) {         // where the reduced argument changes sides
+        const C at = C((n + 0.5) * 0.6931471805599453);
+        if (at < 16) for (C v : {std::nextafter(at, C(-1e9)), at, std::nextafter(at, C(1e9))}) x.push_back(v);
+    }
+    long subnormal = 0;
+    map_registers<S>(x, [](simd<S> v) { return exp(v); }, [&](C v, C y) {
+        subnormal += y > 0 && y < std::numeric_limits<C>::min();
+        g.within(ulp_between(y, (long double)std::exp(wider<C>(v))), 1, double(v), double(y));
+    });
+    g.that(subnormal > 1000 / share, "only %ld subnormal results", subnormal);
+}
+
+template <class S> void check_exp_special() {
+    using C = typename simd<S>::C;
+    using bits = typename std::conditional<sizeof(C) == 4, uint32_t, uint64_t>::type;
+    const title name("exp of -inf, NaN, 0; exp_each<4>", dtype_name<S>());
+    group g(name.text);
+    const bits infinity = reinterpret<bits>(C(INF)), quiet = reinterpret<bits>(C(NAN)), sign = bits(1) << (8 * sizeof(C) - 1);
+    std::vector<C> x = {-C(INF), C(0), C(-0.0), C(NAN)};
+    for (bits payload = 1; payload < quiet - infinity; payload *= 2)
+        for (bits kind : {infinity, quiet, infinity | sign, quiet | sign}) x.push_back(reinterpret<C>(bits(kind | payload)));
+    x.push_back(reinterpret<C>(bits(~bits(0))));
+    map_registers<S>(x, [](simd<S> v) { return exp(v); }, [&](C v, C y) {
+        const bool right = v != v ? y != y : v == 0 ? y == 1 : y == 0 && !std::signbit(y);
+        g.that(right, "exp(%a, bits %#llx) is %a", double(v), (unsigned long long)reinterpret<bits>(v), double(y));
+    });
+    generator random{7};
+    for (int round = 0; round < 2000; ++round) {
+        C in[4][simd<S>::width];
+        for (auto& row : in)
+            for (C& v : row) v = random.bits() % 16 ? C(random.uniform(-120, 16)) : x[random.bits() % x.size()];
+        simd<S> four[4] = {load_lanes(in[0]), load_lanes(in[1]), load_lanes(in[2]), load_lanes(in[3])};
+        exp_each<4>(four);
+        for (int j = 0; j < 4; ++j) {
+            const simd<S> alone = exp(simd<S>(load_lanes(in[j])));
+            for (int i = 0; i < simd<S>::width; ++i)
+                g.that(same<C>(four[j].v[i], alone.v[i]), "exp_each<4>(%a) is %a", double(in[j][i]), double(four[j].v[i]));
+        }
+    }
+}
+
+void check_split_exp(long share) {
+    group g("split_exp to 2^-56, expm1 f64");
+    const auto x = arguments<double>({{-40, 40, 100000}, {-1, 1, 100000}, {-1e-3, 1e-3, 50000}}, share, {0.0, -0.0, 40, -40, 1e-300});
+    map_registers<double>(x, [](simd<double> v) {
+        const exp_parts e = split_exp(v.v);
+        simd<double> error;
+        for (int i = 0; i < simd<double>::width; ++i) {
+            const long double value = e.power[i] * (1 + ((long double)e.high[i] + e.low[i]));
+            error.v[i] = double(std::fabs(value / std::exp((long double)v.v[i]) - 1));
+        }
+        return error;
+    }, [&](double v, double error) { g.that(error <= 0x1p-56, "split_exp(%a): relative error %g", v, error); });
+    const auto y = arguments<double>({{-16, 16, 100000}, {-1, 1, 100000}, {-1e-3, 1e-3, 50000}}, share, {0.0, 16, -16, 1e-300});
+    map_registers<double>(y, [](simd<double> v) { return expm1(v); }, [&](double v, double got) {
+        g.within(ulp_between(got, std::expm1((long double)v)), 4, v, got);
+    });
+}
+
+void check_log1p(long share) {
+    group g("log1p on [-1/2, inf] f64");
+    auto x = arguments<double>({{-0.5, 0.5, 300000}, {0.5, 100, 200000}, {100, 1e10, 50000}, {-1e-3, 1e-3, 100000}, {-1e-16, 1e-15, 20000}}, share,
+                               {0.0, -0.5, 1, INF, 1.7976931348623157e308, 0x1p53, 0x1p-1074, -0x1p-1074, 0x1p-1022, -0x1p-53, 0x1p-53});
+    generator random{8};
+    for (long i = 0; i < 200000 / share; ++i) x.push_back(std::ldexp(random.uniform(1, 2), int(random.bits() % 2040) - 1020));
+    for (int k = 1; k < 1023; ++k)           // where log(u) changes its power of two
+        for (double v : {std::ldexp(0.7071067811865476, k) - 1, std::ldexp(1.0, k) - 1}) x.push_back(v);
+    map_registers<double>(x, [](simd<double> v) { return log1p(v); }, [&](double v, double y) {
+        g.within(ulp_between(y, std::log1p((long double)v)), 1, v, y);
+    });
+    const uint64_t infinity = reinterpret<uint64_t>(INF);
+    for (uint64_t payload = 1; payload < uint64_t(1) << 52; payload *= 2) {
+        const double v = reinterpret<double>(infinity | payload);
+        g.that(log1p_one(v) != log1p_one(v), "log1p of the NaN %#llx", (unsigned long long)(infinity | payload));
+    }
+}
+
+// log(sum of exp) of rows whose sum is near 1: beyond float64, so that two units of a small result are kept.
+void check_excess_sum(long share) {
+    constexpr int w = simd<double>::width;
+    group g("excess_sum: log of a sum near 1");
+    generator random{9};
+    for (long round = 0; round < 20000 / share; ++round) {
+        const int n = int(random.bits() % 60) + 1;
+        const double m = random.uniform(-1, 0.5), spread = random.bits() % 2 ? 3 : 50;
+        std::vector<double> x(size_t((n + w - 1) / w * w), -INF);
+        long double sum = std::expm1((long double)m);
+        for (int i = 0; i < n; ++i) {
+            x[size_t(i)] = m - std::log(double(n)) - random.uniform(0, spread);
+            sum += std::exp((long double)x[size_t(i)]);
+        }
+        excess_sum e;
+        for (size_t i = 0; i < x.size(); i += w) e.add_exp(simd<double>(load_lanes(&x[i])));
+        e.add_largest(m);
+        const long double want = std::log1p(sum);
+        // the terms' own rounding beyond float64 is not small against a result that cancels to less
+        const double unit = 2 + 0x1p-60 / std::ldexp(1.0, std::ilogb(double(want)) - 52);
+        g.within(ulp_between(e.log(), want), unit, m, e.log());
+    }
+}
+
+}  // namespace
