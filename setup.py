@@ -21,7 +21,17 @@ LEVELS = {
 }
 MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
 # Contraction and fast-math would change results: a fused multiply-add is written where it is meant.
-FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+]
 HEADERS = sorted(str(p) for p in Path("cysrc").glob("*.hpp"))
 SOURCES = sorted(str(p) for p in Path("cysrc").glob("*.p[xy]*"))
 PURE = os.environ.get("DUALSOFT_PURE", "") not in ("", "0")
@@ -61,7 +71,11 @@ class BuildKernels(build_ext):
                 "(Debian and Ubuntu: g++; Fedora: gcc-c++; macOS: the Xcode command line tools) or set CXX, "
                 "or set DUALSOFT_PURE=1 to build without kernels: slow, NumPy only."
             )
-        openmp = ["-fopenmp"] if self._compiles("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }", ["-fopenmp"]) else []
+        openmp = (
+            ["-fopenmp"]
+            if self._compiles("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }", ["-fopenmp"])
+            else []
+        )
         if not openmp:
             print("dualsoft: the compiler has no OpenMP; the kernels will use one thread", file=sys.stderr)
         for extension in self.extensions:
@@ -77,11 +91,17 @@ class BuildKernels(build_ext):
             path = Path(folder, "probe.cpp")
             path.write_text(source)
             try:
-                objects = self.compiler.compile([str(path)], output_dir=folder, extra_postargs=["-std=c++17", *(flags or [])])
-                self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=flags or [], target_lang="c++")
+                objects = self.compiler.compile(
+                    [str(path)], output_dir=folder, extra_postargs=["-std=c++17", *(flags or [])]
+                )
+                self.compiler.link_executable(
+                    objects, "probe", output_dir=folder, extra_postargs=flags or [], target_lang="c++"
+                )
             except (CompileError, ExecError, OSError, subprocess.SubprocessError):
                 return False
-            except Exception as error:  # distutils raises its own LinkError, which setuptools does not export everywhere
+            except (
+                Exception
+            ) as error:  # distutils raises its own LinkError, which setuptools does not export everywhere
                 if type(error).__name__ in ("LinkError", "DistutilsExecError", "CompileError"):
                     return False
                 raise

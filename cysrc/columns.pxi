@@ -20,9 +20,9 @@ cdef inline void tile_stats(
     """Statistics of elements start .. start + n - 1 of `cols` columns, `chunk` elements in the cache at a time."""
     cdef Py_ssize_t w = simd[compute_t].lanes(), strips = (cols + w - 1) // w, plane = chunk * w, i, j, done, size
     cdef compute_t shifts[BATCH]
-    cdef lane_buffer[compute_t] tile = lane_buffer[compute_t](scratch(SLOT_SOURCE, strips * plane * sizeof(compute_t)))
+    cdef lane_buffer[compute_t] tile = lane_buffer[compute_t](scratch(SLOT_SOURCE))
     cdef lane_buffer[compute_t] c = lane_buffer[compute_t](<void*>shifts)
-    cdef wide[compute_t]* sums = <wide[compute_t]*>scratch(SLOT_WIDE, strips * w * sizeof(wide[compute_t]))
+    cdef wide[compute_t]* sums = <wide[compute_t]*>scratch(SLOT_WIDE)
     cdef simd[compute_t] m[32]
     cdef simd[compute_t] count[32]
     for j in range(strips):
@@ -89,4 +89,4 @@ cdef void run_tile(const task* t, compute_t* tag, Py_ssize_t r, Py_ssize_t cols)
         put_reduced(t, r, cols, &s)
         return
     tile_output(
-        t, lane_buffer[compute_t](scratch(SLOT_SOURCE, 0)), r, cols, 0, n, OUT_SCALED if keep else OUT_LOG, &s)
+        t, lane_buffer[compute_t](scratch(SLOT_SOURCE)), r, cols, 0, n, OUT_SCALED if keep else OUT_LOG, &s)

@@ -10,7 +10,17 @@ cdef inline Py_ssize_t pieces_of(Py_ssize_t total, Py_ssize_t size) noexcept nog
     return (total + size - 1) // size
 
 
+cdef inline bint has_memory(const task* t) noexcept nogil:
+    """Whether this thread has its scratch memory; asked before a piece of work, so that none is left half done."""
+    if not scratch_ready():
+        (<task*>t).failed = 1
+        return False
+    return True
+
+
 cdef inline void run_piece(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    if not has_memory(t):
+        return
     if t.cols() <= BLOCK * simd[storage_t].lanes():
         run_short_rows(t, tag, first, last)
     else:
@@ -34,7 +44,7 @@ cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil
 
 cdef inline void run_tile_at(const task* t, compute_t* tag, Py_ssize_t outer, Py_ssize_t start, Py_ssize_t stop) noexcept nogil:
     cdef Py_ssize_t inner = t.kept.inner_shape(), first = max(<Py_ssize_t>0, start), last = min(inner, stop)
-    if first < last:
+    if first < last and has_memory(t):
         run_tile(t, tag, outer * inner + first, last - first)
 
 
@@ -72,14 +82,17 @@ cdef int launch_segments(const task* t, storage_t* tag, bint columns, int thread
         pieces = pieces_of(g.each, span)
         units = tiles * pieces
         for i in prange(units, num_threads=threads, schedule="dynamic"):
-            run_segment(t, tag, &g, i, pieces, span)
-        merge_rows(t, &g, 0, rows)
+            if has_memory(t):
+                run_segment(t, tag, &g, i, pieces, span)
+        if has_memory(t):
+            merge_rows(t, &g, 0, rows)
     if t.has_out:
         length = (TILE // 2 if storage_t is double else TILE) // g.group
         pieces = pieces_of(t.cols(), length)
         units = tiles * pieces
         for i in prange(units, num_threads=threads, schedule="dynamic", chunksize=max(<Py_ssize_t>1, PIECE // t.cols())):
-            run_output(t, tag, &g, i, pieces, length)
+            if has_memory(t):
+                run_output(t, tag, &g, i, pieces, length)
     free(memory)
     return 0
 
@@ -92,7 +105,8 @@ cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
         if t.base[OP_WEIGHTS] != NULL:
             each = max(<Py_ssize_t>1, PIECE // n)
             for i in prange(pieces_of(rows, each), num_threads=threads, schedule="dynamic"):
-                run_weighted(t, tag, i * each, min(rows, (i + 1) * each))
+                if has_memory(t):
+                    run_weighted(t, tag, i * each, min(rows, (i + 1) * each))
             return 0
         if columns and t.operation != NORMALIZE and n * w <= tile_elements(tag):
             each = min(<Py_ssize_t>BATCH, tile_elements(tag) // n // w * w)
@@ -124,7 +138,7 @@ cdef int run(task* t, int threads) except -1 nogil:
         failed = launch(t, <double*>NULL, threads)
     else:
         failed = launch(t, <float*>NULL, threads)
-    if failed:
+    if failed or t.failed:
         with gil:
-            raise MemoryError("no memory for the statistics of the row segments")
+            raise MemoryError("dualsoft: no memory for the scratch of a thread, or for the statistics of row segments; `out` is incomplete")
     return 0

@@ -64,6 +64,7 @@ struct task {
     int x_code = 0, out_code = 0, weights_code = 0;
     int operation = 0;
     int has_out = 0, has_scale = 0, past_cache = 0, direct = 0;
+    mutable int failed = 0;         // a thread had no memory: nothing was written by it
     double scale = 1;
 
     void set(int op, void* pointer) { base[op] = (char*)pointer; }

@@ -90,9 +90,9 @@ cdef void run_span(const task* t, storage_t* tag, const segments* g, Py_ssize_t 
     cdef next_segment following
     block_bytes *= sizeof(double) if storage_t is double else sizeof(float)
     row_bytes *= sizeof(double) if storage_t is double else sizeof(float)
-    blocks = <char*>scratch(SLOT_BLOCK_MAX, 2 * block_bytes)
+    blocks = <char*>scratch(SLOT_BLOCK_MAX)
     if not t.direct:
-        source = <char*>scratch(SLOT_SOURCE, 2 * row_bytes)
+        source = <char*>scratch(SLOT_SOURCE)
     following.n = min(g.length, t.cols() - first * g.length)
     following.x = source_segment(t, tag, g, r, first, source + first % 2 * row_bytes)
     following.blocks = blocks + first % 2 * block_bytes
@@ -151,7 +151,7 @@ cdef void run_output(const task* t, storage_t* tag, const segments* g, Py_ssize_
         return
     if storage_t is float or storage_t is double:
         pitch = (cols + w - 1) // w * w if g.group > 1 else 1
-        buffer = <storage_t*>scratch(SLOT_SOURCE, (n * pitch + w) * sizeof(storage_t))
+        buffer = <storage_t*>scratch(SLOT_SOURCE)
         if g.group > 1:
             gather_tile(t[0], r, cols, start, n, n * w, buffer)
             tile_output(t, lane_buffer[storage_t](<void*>buffer), r, cols, start, n, OUT_LOG if is_log else OUT_EXP, &s)

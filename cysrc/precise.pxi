@@ -3,7 +3,7 @@
 
 cdef double precise_lse(const task* t, Py_ssize_t r, double m) noexcept nogil:
     cdef Py_ssize_t n = t.cols(), w = simd[double].lanes(), start, size, i, j
-    cdef double* x = <double*>scratch(SLOT_WEIGHTS, (SMALL + w) * sizeof(double))
+    cdef double* x = <double*>scratch(SLOT_WEIGHTS)
     cdef excess_sum sum
     cdef bint found = False
     for start from 0 <= start < n by SMALL:

@@ -148,9 +148,9 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
     cdef char* source = NULL
     cdef batch_stats s
     if t.operation == SOFTMAX:
-        e = lane_buffer[storage_t](scratch(SLOT_EXP, w * pitch * item))
+        e = lane_buffer[storage_t](scratch(SLOT_EXP))
     if not direct:
-        source = <char*>scratch(SLOT_SOURCE, w * pitch * item)
+        source = <char*>scratch(SLOT_SOURCE)
     for r from first <= r < last by w:
         k = min(w, last - r)
         for j in range(k):
@@ -196,11 +196,11 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
     p.past_cache = direct and t.past_cache
     row_bytes = (n + w) * item
     block_bytes = (n // BLOCK + 2 * w) * item
-    blocks = <char*>scratch(SLOT_BLOCK_MAX, 2 * block_bytes)
+    blocks = <char*>scratch(SLOT_BLOCK_MAX)
     if keep:
-        e = <char*>scratch(SLOT_EXP, 2 * row_bytes)
+        e = <char*>scratch(SLOT_EXP)
     if not direct:
-        source = <char*>scratch(SLOT_SOURCE, 3 * row_bytes)
+        source = <char*>scratch(SLOT_SOURCE)
     side = first % 2
     following.n = n
     following.x = source_row(t, tag, first, source + first % 3 * row_bytes)

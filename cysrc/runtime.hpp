@@ -22,23 +22,27 @@ inline int in_parallel() { return 0; }
 inline void openmp_pause() {}
 #endif
 
-// What a thread keeps between calls: fresh pages would cost more than the arithmetic of a small call.
-enum scratch_slot { SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS, SLOT_COUNT };
+// What a thread keeps between calls: fresh pages would cost more than the arithmetic of a small call. One allocation of fixed parts, of which only
+// what is used becomes resident; the sizes follow from the constants in kernels.pyx.
+enum scratch_slot { SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_COUNT };
+constexpr size_t KB = 1024, SLOT_BYTES[SLOT_COUNT] = {520 * KB, 776 * KB, 68 * KB, 40 * KB, 16 * KB};
+
 struct scratch_memory {
-    void* at[SLOT_COUNT] = {};
-    size_t size[SLOT_COUNT] = {};
-    ~scratch_memory() { for (void* p : at) std::free(p); }
-};
-inline void* scratch(int slot, size_t bytes) {
-    static thread_local scratch_memory mine;
-    if (mine.size[slot] < bytes) {
-        std::free(mine.at[slot]);
-        bytes = (bytes + 4095) / 4096 * 4096;
-        mine.at[slot] = std::aligned_alloc(4096, bytes);
-        mine.size[slot] = mine.at[slot] ? bytes : 0;
+    char* at[SLOT_COUNT] = {};
+    scratch_memory() {
+        size_t total = 0;
+        for (size_t bytes : SLOT_BYTES) total += bytes;
+        char* p = (char*)std::aligned_alloc(4096, (total + 4095) / 4096 * 4096);
+        for (int slot = 0; p && slot < SLOT_COUNT; p += SLOT_BYTES[slot++]) at[slot] = p;
     }
-    return mine.at[slot];
+    ~scratch_memory() { std::free(at[0]); }
+};
+inline scratch_memory& my_scratch() {
+    static thread_local scratch_memory mine;
+    return mine;
 }
+inline bool scratch_ready() { return my_scratch().at[0] != nullptr; }
+inline void* scratch(int slot) { return my_scratch().at[slot]; }
 
 // Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level. Some systems report the
 // caches of all sockets as one, so no more than a common size is believed.

@@ -63,8 +63,9 @@ cdef extern from "runtime.hpp" nogil:
     int in_parallel()
     void openmp_pause()
     Py_ssize_t stream_threshold()
-    int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE, SLOT_STATS
-    void* scratch(int slot, size_t bytes)
+    int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE
+    bint scratch_ready()
+    void* scratch(int slot)
 
 cdef extern from "blocks.hpp" nogil:
     cdef cppclass lane_buffer[S]:
@@ -105,7 +106,7 @@ cdef extern from "layout.hpp" nogil:
         axis_group kept, reduced
         int x_code, out_code, weights_code
         int operation
-        int has_out, has_scale, past_cache, direct
+        int has_out, has_scale, past_cache, direct, failed
         double scale
         void set(int op, void* pointer)
         void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)

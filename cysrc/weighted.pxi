@@ -62,8 +62,8 @@ cdef inline void weighted_row(const task* t, compute_t* tag, Py_ssize_t r, compu
 cdef void run_weighted(const task* t, compute_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t r, w = simd[compute_t].lanes()
     cdef double lse, sign
-    cdef compute_t* x = <compute_t*>scratch(SLOT_SOURCE, (SMALL + w) * sizeof(compute_t))
-    cdef compute_t* b = <compute_t*>scratch(SLOT_WEIGHTS, (SMALL + w) * sizeof(compute_t))
+    cdef compute_t* x = <compute_t*>scratch(SLOT_SOURCE)
+    cdef compute_t* b = <compute_t*>scratch(SLOT_WEIGHTS)
     for r in range(first, last):
         weighted_row(t, tag, r, x, b, &lse, &sign)
         if t.base[OP_SIGN] != NULL:

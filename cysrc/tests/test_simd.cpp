@@ -43,6 +43,7 @@ int main(int argc, char** argv) {
     check_exp_special<float>();
     check_exp_special<double>();
     check_split_exp(share);
+    check_expm1(share);
     check_log1p(share);
     check_excess_sum(share);
     check_gather<float>();
