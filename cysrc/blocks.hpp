@@ -117,10 +117,10 @@ template <class S> struct few_rows {
     double *m, *c, *total, *count;
 };
 // `width` rows of n elements, (registers - 1) * width < n <= registers * width <= GROUP * width. Their exponentials go to e, a row every
-// registers * width lanes. Maxima and sums of all rows are folded together, exponentials are taken of four rows at a time.
+// registers * width lanes. Maxima and sums of all rows are folded together; exponentials are taken of about four registers at a time.
 template <int registers, bool keep, class S>
 DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buffer<S> e, few_rows<S> r) {
-    constexpr ptrdiff_t w = simd<S>::width, side = w < 4 ? w : 4;
+    constexpr ptrdiff_t w = simd<S>::width, most = 4 / registers, side = most < w ? most : w, together = side * registers;
     const ptrdiff_t tail = n - (registers - 1) * w;
     auto get = [=](ptrdiff_t j, int i) {
         return i < registers - 1 || tail == w ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
@@ -139,27 +139,26 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
     wide<S> sums[w];
     int32_t counts[w];
     for (ptrdiff_t j = 0; j < w; j += side) {
-        simd<S> v[side], y[side], t[side][GROUP];
-        for (ptrdiff_t q = 0; q < side; ++q) {
-            counts[j + q] = 0;
-            for (int i = 0; i < GROUP; ++i) t[q][i] = simd<S>(0.0);
+        simd<S> v[together], y[together];
+        for (ptrdiff_t q = 0; q < together; ++q) {
+            v[q] = get(j + q / registers, int(q % registers));
+            y[q] = v[q] - simd<S>(each_c[j + q / registers]);
         }
-        for (int i = 0; i < registers; ++i) {
-            for (ptrdiff_t q = 0; q < side; ++q) {
-                v[q] = get(j + q, i);
-                y[q] = v[q] - simd<S>(each_c[j + q]);
-            }
-            exp_each<side>(y);
-            for (ptrdiff_t q = 0; q < side; ++q) {
-                const simd<S> largest = simd<S>(each_m[j + q]);
-                if (keep) e.put(((j + q) * registers + i) * w, y[q]);
-                counts[j + q] += count_equal(v[q], largest);
-                t[q][i] = zero_where_equal(y[q], v[q], largest);
-            }
-        }
+        exp_each<together>(y);
         for (ptrdiff_t q = 0; q < side; ++q) {
-            if (registers == 1) sums[j + q].add(t[q][0]);
-            else sums[j + q].add(block_total<S>(t[q]));
+            const simd<S> largest = simd<S>(each_m[j + q]);
+            simd<S> t[GROUP];
+            ptrdiff_t count = 0;
+            for (int i = 0; i < GROUP; ++i) {
+                if (i >= registers) { t[i] = simd<S>(0.0); continue; }
+                const ptrdiff_t at = q * registers + i;
+                if (keep) e.put((j * registers + at) * w, y[at]);
+                count += count_equal(v[at], largest);
+                t[i] = zero_where_equal(y[at], v[at], largest);
+            }
+            counts[j + q] = int32_t(count);
+            if (registers == 1) sums[j + q].add(t[0]);
+            else sums[j + q].add(block_total<S>(t));
         }
     }
     for (ptrdiff_t j = 0; j < w; ++j) r.count[j] = counts[j];

@@ -53,7 +53,7 @@ cdef inline void cumulate(running* state, const double* x, Py_ssize_t n, double*
     state.error = error
 
 
-cdef void run_cumulative(const task* t, Py_ssize_t out_stride, bint initial, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void run_cumulative(const task* t, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t r, j, k, n = t.cols(), start, size, step = t.reduced.inner_stride(OP_X)
     cdef double x[RUN]
     cdef double y[RUN]
@@ -65,12 +65,12 @@ cdef void run_cumulative(const task* t, Py_ssize_t out_stride, bint initial, Py_
             state[j].c = -INFINITY
             state[j].rest = -1
             state[j].error = 0
-            if initial:
+            if t.initial:
                 put_value(t[0], OP_OUT, t.out_code, r + j, -INFINITY)
         for start from 0 <= start < n by RUN:
             size = min(<Py_ssize_t>RUN, n - start)
             for j in range(k):
                 gather_run_of(t.x_code, t.row(OP_X, r + j) + start * step, step, size, x)
                 cumulate(&state[j], x, size, y)
-                out = t.row(OP_OUT, r + j) + (start + (1 if initial else 0)) * out_stride
-                scatter_run_of(t.out_code, y, size, out, out_stride)
+                out = t.row(OP_OUT, r + j) + (start + t.initial) * t.out_step
+                scatter_run_of(t.out_code, y, size, out, t.out_step)

@@ -20,7 +20,7 @@ OPENMP = bool(HAS_OPENMP)
 
 cdef struct operands:
     Py_buffer view[8]
-    bint held[8]
+    int held[8]
 
 
 cdef int take(operands* o, int op, object array, bint writable) except -1:
@@ -31,6 +31,7 @@ cdef int take(operands* o, int op, object array, bint writable) except -1:
 
 
 cdef void release(operands* o) noexcept:
+    cdef int op
     for op in range(OPERANDS):
         if o.held[op]:
             PyBuffer_Release(&o.view[op])
@@ -50,18 +51,48 @@ cdef void describe(task* t, operands* o, Py_ssize_t axes) noexcept:
     t.finish()
 
 
-cdef int set_scale(task* t, operands* o, object scale) except -1:
-    if isinstance(scale, float):
-        t.scale = scale
-        t.has_scale = t.scale != 1
-    else:
-        take(o, OP_SCALE, scale, False)
+cdef int execute(
+    int operation, Py_ssize_t axes, int threads, x, int x_code, out, int out_code, scale=None, where=None, m=None, rest=None, sign=None,
+    b=None, int b_code=-1, bint initial=False
+) except -1:
+    """One call: hold the arrays, describe them, run, let go."""
+    cdef operands o
+    cdef task t
+    cdef int axis = 0
+    memset(o.held, 0, sizeof(o.held))
+    t.operation, t.x_code, t.out_code, t.weights_code = operation, x_code, out_code, b_code
+    t.has_out = operation == SOFTMAX or operation == LOG_SOFTMAX or operation == NORMALIZE
+    try:
+        take(&o, OP_X, x, False)
+        take(&o, OP_OUT, out, True)
+        take(&o, OP_WHERE, where, False)
+        take(&o, OP_WEIGHTS, b, False)
+        take(&o, OP_M, m, operation == STATE)
+        take(&o, OP_REST, rest, operation == STATE)
+        take(&o, OP_SIGN, sign, True)
+        if isinstance(scale, float):
+            t.scale = scale
+            t.has_scale = t.scale != 1
+        else:
+            take(&o, OP_SCALE, scale, False)
+        if t.has_out:
+            t.past_cache = o.view[OP_OUT].len > stream_threshold()
+        if operation == CUMULATIVE:
+            while not axes >> axis & 1:
+                axis += 1
+            t.out_step = o.view[OP_OUT].strides[axis]
+            t.initial = initial
+        describe(&t, &o, axes)
+        with nogil:
+            run(&t, threads)
+    finally:
+        release(&o)
     return 0
 
 
 def lanes(int code):
     """Compute lanes of one register for a dtype."""
-    return simd[double].lanes() if code != CODE_F32 and code != CODE_F16 and code != CODE_BF16 else simd[float].lanes()
+    return simd[float].lanes() if code in (CODE_F32, CODE_F16, CODE_BF16) else simd[double].lanes()
 
 
 def max_threads():
@@ -75,112 +106,23 @@ def pause_threads():
 
 
 def softmax(x, int x_code, out, int out_code, Py_ssize_t axes, bint log, scale, where, int threads):
-    cdef operands o
-    cdef task t
-    for op in range(OPERANDS):
-        o.held[op] = False
-    t.operation = LOG_SOFTMAX if log else SOFTMAX
-    t.x_code, t.out_code, t.has_out = x_code, out_code, True
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        take(&o, OP_WHERE, where, False)
-        set_scale(&t, &o, scale)
-        t.past_cache = o.view[OP_OUT].len > stream_threshold()
-        describe(&t, &o, axes)
-        with nogil:
-            run(&t, threads)
-    finally:
-        release(&o)
+    execute(LOG_SOFTMAX if log else SOFTMAX, axes, threads, x, x_code, out, out_code, scale, where)
 
 
 def normalize(x, int x_code, out, int out_code, m, rest, Py_ssize_t axes, scale, where, int threads):
-    cdef operands o
-    cdef task t
-    for op in range(OPERANDS):
-        o.held[op] = False
-    t.operation = NORMALIZE
-    t.x_code, t.out_code, t.has_out = x_code, out_code, True
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        take(&o, OP_WHERE, where, False)
-        take(&o, OP_M, m, False)
-        take(&o, OP_REST, rest, False)
-        set_scale(&t, &o, scale)
-        t.past_cache = o.view[OP_OUT].len > stream_threshold()
-        describe(&t, &o, axes)
-        with nogil:
-            run(&t, threads)
-    finally:
-        release(&o)
+    execute(NORMALIZE, axes, threads, x, x_code, out, out_code, scale, where, m, rest)
 
 
 def logsumexp(x, int x_code, out, sign, int out_code, Py_ssize_t axes, scale, where, b, int b_code, int threads):
-    cdef operands o
-    cdef task t
-    for op in range(OPERANDS):
-        o.held[op] = False
-    t.operation = LOGSUMEXP
-    t.x_code, t.out_code, t.weights_code = x_code, out_code, b_code
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        take(&o, OP_SIGN, sign, True)
-        take(&o, OP_WHERE, where, False)
-        take(&o, OP_WEIGHTS, b, False)
-        set_scale(&t, &o, scale)
-        describe(&t, &o, axes)
-        with nogil:
-            run(&t, threads)
-    finally:
-        release(&o)
+    execute(LOGSUMEXP, axes, threads, x, x_code, out, out_code, scale, where, None, None, sign, b, b_code)
 
 
 def state(x, int x_code, m, rest, Py_ssize_t axes, scale, where, int threads):
-    cdef operands o
-    cdef task t
-    for op in range(OPERANDS):
-        o.held[op] = False
-    t.operation = STATE
-    t.x_code, t.out_code = x_code, -1
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_M, m, True)
-        take(&o, OP_REST, rest, True)
-        take(&o, OP_WHERE, where, False)
-        set_scale(&t, &o, scale)
-        describe(&t, &o, axes)
-        with nogil:
-            run(&t, threads)
-    finally:
-        release(&o)
+    execute(STATE, axes, threads, x, x_code, None, -1, scale, where, m, rest)
 
 
 def cumulative_logsumexp(x, int x_code, out, int out_code, int axis, bint initial, int threads):
-    cdef operands o
-    cdef task t
-    cdef Py_ssize_t out_stride, each, i, pieces, rows
-    for op in range(OPERANDS):
-        o.held[op] = False
-    t.operation = LOGSUMEXP
-    t.x_code, t.out_code = x_code, out_code
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        out_stride = o.view[OP_OUT].strides[axis]
-        describe(&t, &o, <Py_ssize_t>1 << axis)
-        rows = t.rows()
-        if rows == 0 or (t.cols() == 0 and not initial):
-            return
-        threads = threads_for(&t, threads)
-        each = max(<Py_ssize_t>1, PIECE // max(<Py_ssize_t>1, t.cols()) // SIDE) * SIDE
-        pieces = pieces_of(rows, each)
-        with nogil:
-            for i in prange(pieces, num_threads=threads, schedule="dynamic"):
-                run_cumulative(&t, out_stride, initial, i * each, min(rows, (i + 1) * each))
-    finally:
-        release(&o)
+    execute(CUMULATIVE, <Py_ssize_t>1 << axis, threads, x, x_code, out, out_code, None, None, None, None, None, None, -1, initial)
 
 
 cdef void exp_all(const compute_t* x, compute_t* out, Py_ssize_t n) noexcept nogil:
@@ -189,104 +131,80 @@ cdef void exp_all(const compute_t* x, compute_t* out, Py_ssize_t n) noexcept nog
         store_partial(out + i, exp(load_partial(x + i, min(w, n - i))), min(w, n - i))
 
 
-def exp_array(x, out, int code):
-    """The kernels' exp of a contiguous float32 or float64 array with elements of at most 1."""
-    cdef operands o
-    for op in range(OPERANDS):
-        o.held[op] = False
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        if code == CODE_F32:
-            exp_all[float](<const float*>o.view[OP_X].buf, <float*>o.view[OP_OUT].buf, o.view[OP_X].len // 4)
-        else:
-            exp_all(<const double*>o.view[OP_X].buf, <double*>o.view[OP_OUT].buf, o.view[OP_X].len // 8)
-    finally:
-        release(&o)
+cdef void log1p_all(const double* x, double* out, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i, w = simd[double].lanes()
+    for i from 0 <= i < n by w:
+        store_partial(out + i, log1p(load_partial(x + i, min(w, n - i))), min(w, n - i))
 
 
-def log1p_array(x, out):
-    """The kernels' log1p of a contiguous float64 array with elements of at least 0."""
-    cdef operands o
-    cdef Py_ssize_t i, n, w = simd[double].lanes()
-    cdef const double* p
-    cdef double* q
-    for op in range(OPERANDS):
-        o.held[op] = False
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        n = o.view[OP_X].len // 8
-        p = <const double*>o.view[OP_X].buf
-        q = <double*>o.view[OP_OUT].buf
-        for i from 0 <= i < n by w:
-            store_partial(q + i, log1p(load_partial(p + i, min(w, n - i))), min(w, n - i))
-    finally:
-        release(&o)
-
-
-cdef double read_piece(const float* x, Py_ssize_t n) noexcept nogil:
+cdef double read_all(const float* x, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i = 0, w = simd[float].lanes(), size = BLOCK * w
     cdef simd[float] m = simd[float](-INFINITY)
     while i + size <= n:
         m = vmax(block_max(x + i), m)
         i += size
-    while i < n:
-        m = vmax(load_partial(x + i, min(w, n - i)) if n - i < w else load(x + i), m)
-        i += w
-    return hmax(m)
+    return hmax(vmax(part_max(x + i, n - i), m))
 
 
-def stream_read(x, int threads):
-    """The largest of a contiguous float32 array's elements: what reading memory once takes."""
+cdef double run_plain(int what, x, out, int threads) except? -1:
+    """A function of contiguous arrays, for tests of exp and log1p and for the ceilings of memory."""
     cdef operands o
     cdef Py_ssize_t i, n, each, pieces
     cdef const float* p
+    cdef float* q
     cdef double* largest = NULL
     cdef double m = -INFINITY
-    for op in range(OPERANDS):
-        o.held[op] = False
+    memset(o.held, 0, sizeof(o.held))
     try:
         take(&o, OP_X, x, False)
-        n = o.view[OP_X].len // 4
+        take(&o, OP_OUT, out, True)
+        n = o.view[OP_X].len // (8 if what == EXP_F64 or what == LOG1P_F64 else 4)
         p = <const float*>o.view[OP_X].buf
-        threads = threads if threads > 0 else openmp_threads()
-        each = pieces_of(n, threads)
-        pieces = pieces_of(n, each) if n else 0
-        largest = <double*>malloc(threads * sizeof(double))
-        if largest == NULL:
-            raise MemoryError("no memory for one number a thread")
-        with nogil:
-            for i in prange(pieces, num_threads=threads, schedule="static"):
-                largest[i] = read_piece(p + i * each, min(each, n - i * each))
-        for i in range(pieces):
-            m = max(m, largest[i])
+        q = <float*>o.view[OP_OUT].buf if out is not None else NULL
+        if what == EXP_F32:
+            exp_all(p, q, n)
+        elif what == EXP_F64:
+            exp_all(<const double*>p, <double*>q, n)
+        elif what == LOG1P_F64:
+            log1p_all(<const double*>p, <double*>q, n)
+        else:
+            threads = threads if threads > 0 else openmp_threads()
+            each = max(<Py_ssize_t>1, pieces_of(n, threads))
+            pieces = pieces_of(n, each)
+            largest = <double*>malloc(threads * sizeof(double))
+            if largest == NULL:
+                raise MemoryError("no memory for one number a thread")
+            with nogil:
+                for i in prange(pieces, num_threads=threads, schedule="static"):
+                    largest[i] = -INFINITY
+                    if what == READ:
+                        largest[i] = read_all(p + i * each, min(each, n - i * each))
+                    else:
+                        write_scaled(q + i * each, lane_buffer[float](<void*>(p + i * each)), min(each, n - i * each), simd[float](1.0), True)
+                        stream_fence()
+            for i in range(pieces):
+                m = max(m, largest[i])
         return m
     finally:
         free(largest)
         release(&o)
 
 
+def exp_array(x, out, int code):
+    """The kernels' exp of a contiguous float32 or float64 array with elements of at most 16."""
+    run_plain(EXP_F32 if code == CODE_F32 else EXP_F64, x, out, 1)
+
+
+def log1p_array(x, out):
+    """The kernels' log1p of a contiguous float64 array with elements of at least -1/2."""
+    run_plain(LOG1P_F64, x, out, 1)
+
+
+def stream_read(x, int threads):
+    """The largest of a contiguous float32 array's elements: what reading memory once takes."""
+    return run_plain(READ, x, None, threads)
+
+
 def stream_copy(x, out, int threads):
     """Copies a contiguous float32 array past the cache: what reading and writing memory once takes."""
-    cdef operands o
-    cdef Py_ssize_t i, n, each, pieces
-    cdef const float* p
-    cdef float* q
-    for op in range(OPERANDS):
-        o.held[op] = False
-    try:
-        take(&o, OP_X, x, False)
-        take(&o, OP_OUT, out, True)
-        n = o.view[OP_X].len // 4
-        p = <const float*>o.view[OP_X].buf
-        q = <float*>o.view[OP_OUT].buf
-        threads = threads if threads > 0 else openmp_threads()
-        each = pieces_of(n, threads)
-        pieces = pieces_of(n, each) if n else 0
-        with nogil:
-            for i in prange(pieces, num_threads=threads, schedule="static"):
-                write_scaled(q + i * each, lane_buffer[float](<void*>(p + i * each)), min(each, n - i * each), simd[float](1.0), True)
-                stream_fence()
-    finally:
-        release(&o)
+    run_plain(COPY, x, out, threads)

@@ -11,7 +11,7 @@ from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyO
 from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp as libc_exp, fabs, isfinite, log as libc_log, log1p as libc_log1p
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 from simd cimport *
 
 ctypedef fused storage_t:
@@ -25,7 +25,10 @@ ctypedef fused compute_t:
     double
 
 cdef enum:
-    SOFTMAX, LOG_SOFTMAX, LOGSUMEXP, STATE, NORMALIZE
+    SOFTMAX, LOG_SOFTMAX, LOGSUMEXP, STATE, NORMALIZE, CUMULATIVE
+
+cdef enum:
+    EXP_F32, EXP_F64, LOG1P_F64, READ, COPY
 
 cdef enum:
     SEGMENT = 65536      # elements of a float32 row that share one maximum; half as many of a float64 row

@@ -97,6 +97,12 @@ cdef int launch_segments(const task* t, storage_t* tag, bint columns, int thread
     return 0
 
 
+cdef void launch_cumulative(const task* t, int threads) noexcept nogil:
+    cdef Py_ssize_t rows = t.rows(), each = max(<Py_ssize_t>1, PIECE // max(<Py_ssize_t>1, t.cols()) // SIDE) * SIDE, i
+    for i in prange(pieces_of(rows, each), num_threads=threads, schedule="dynamic"):
+        run_cumulative(t, i * each, min(rows, (i + 1) * each))
+
+
 cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
     cdef bint columns = t.columns()
     cdef Py_ssize_t w = simd[storage_t].lanes(), n = t.cols(), rows = t.rows(), i, each
@@ -120,9 +126,12 @@ cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
 
 cdef int run(task* t, int threads) except -1 nogil:
     cdef int failed
-    if t.rows() == 0 or t.cols() == 0:
+    if t.rows() == 0 or (t.cols() == 0 and not t.initial):
         return 0
     threads = threads_for(t, threads)
+    if t.operation == CUMULATIVE:
+        launch_cumulative(t, threads)
+        return 0
     if not t.columns() and t.cols() * item_size(t.out_code) < LONG_LINE:
         t.past_cache = False
     if t.direct and not t.columns():

@@ -66,6 +66,8 @@ struct task {
     int has_out = 0, has_scale = 0, past_cache = 0, direct = 0;
     mutable int failed = 0;         // a thread had no memory: nothing was written by it
     double scale = 1;
+    ptrdiff_t out_step = 0;         // cumulative: from one element of out to the next
+    int initial = 0;                // cumulative: out begins with that of no element
 
     void set(int op, void* pointer) { base[op] = (char*)pointer; }
     void add_axis(int is_reduced, ptrdiff_t extent, const ptrdiff_t* strides) { (is_reduced ? reduced : kept).add(extent, strides); }

@@ -108,6 +108,8 @@ cdef extern from "layout.hpp" nogil:
         int operation
         int has_out, has_scale, past_cache, direct, failed
         double scale
+        Py_ssize_t out_step
+        int initial
         void set(int op, void* pointer)
         void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)
         void finish()

@@ -8,7 +8,8 @@ from dualsoft import accuracy, algorithms
 from dualsoft._version import __version__
 from dualsoft.registry import backend_for, backends, register_backend, use_backend
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
-from dualsoft.state import SoftmaxState, merge, softmax_state
+from dualsoft.state import SoftmaxState
+from dualsoft.state_functions import merge, softmax_state
 from dualsoft.threads import get_num_threads, num_threads, set_num_threads
 from dualsoft.trace import Trace, TraceRow, trace
 

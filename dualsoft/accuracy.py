@@ -95,7 +95,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Parameters
     ----------
     function : {"softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p"}
-        "softmax_state" is for ``d``; "exp" and "log1p" are the kernels inside.
+        "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a state; "exp" and "log1p" are the kernels inside.
     dtype : dtype
         Of the result; for "softmax_state", of the input.
     n : int
@@ -114,7 +114,11 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         - softmax, exp, log1p: the exact result;
         - log_softmax: ``max(|x - m|, |y|, 1)``;
         - logsumexp, cumulative_logsumexp: ``max(|lse|, |m|)``;
+        - logsumexp, for ``lse`` of a state: twice ``max(|lse|, |m|, ln d)``, and ``dtype`` is float32 for half types.
+          ``d`` is rounded before its logarithm is taken, and shows where ``m`` cancels that;
         - softmax_state: the exact ``d``, and ``dtype`` is float32 for half types.
+
+        Each merge adds the bound once more, for ``d`` and for ``lse``.
 
     Raises
     ------

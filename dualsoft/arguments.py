@@ -50,9 +50,6 @@ def reduced_axes(axis: object, ndim: int) -> tuple[tuple[int, ...], int]:
     numpy.exceptions.AxisError
         When the array does not have an axis.
     """
-    if type(axis) is int and -ndim <= axis < ndim:
-        axis %= ndim
-        return (axis,), 1 << axis
     if axis is None:
         return tuple(range(ndim)), (1 << ndim) - 1
     if not isinstance(axis, tuple):
@@ -72,11 +69,20 @@ def reduced_axes(axis: object, ndim: int) -> tuple[tuple[int, ...], int]:
     return tuple(index for index in range(ndim) if mask >> index & 1), mask
 
 
+def reduction(axis: object, shape: Shape) -> tuple[tuple[int, ...], int, Shape]:
+    """Return what ``reduced_axes`` does, and ``shape`` with the reduced axes of length 1."""
+    ndim = len(shape)
+    if type(axis) is int and -ndim <= axis < ndim:
+        if axis < 0:
+            axis += ndim
+        kept = shape[:-1] + (1,) if axis == ndim - 1 else (*shape[:axis], 1, *shape[axis + 1 :])  # noqa: RUF005 (faster)
+        return (axis,), 1 << axis, kept
+    axes, mask = reduced_axes(axis, ndim)
+    return axes, mask, kept_shape(shape, axes)
+
+
 def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     """Return ``shape`` with the reduced axes of length 1."""
-    if len(axes) == 1:
-        axis = axes[0]
-        return (*shape[:axis], 1, *shape[axis + 1 :])
     if len(axes) == len(shape):
         return (1,) * len(shape)
     return tuple(1 if index in axes else length for index, length in enumerate(shape))
@@ -87,8 +93,8 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     return tuple(length for index, length in enumerate(shape) if index not in axes)
 
 
-def where_of(where: object, shape: Shape, x: Array) -> Array | None:
-    """Return ``where`` broadcast to ``shape``, or None.
+def where_of(where: object, shape: Shape, x: Array) -> Array:
+    """Return ``where`` broadcast to ``shape``.
 
     Raises
     ------
@@ -97,8 +103,6 @@ def where_of(where: object, shape: Shape, x: Array) -> Array | None:
     ValueError
         When it does not broadcast.
     """
-    if where is None:
-        return None
     array = same_kind(where, "where", x, "x")
     if array.dtype.kind != "b":
         raise TypeError(f"where must be boolean (True takes part), got dtype {array.dtype}")
@@ -107,8 +111,8 @@ def where_of(where: object, shape: Shape, x: Array) -> Array | None:
     return _broadcast(array, shape, "where", "the shape of the input")
 
 
-def scale_of(scale: object, kept: Shape, x: Array) -> float | Array | None:
-    """Return ``scale`` as a float or as a float64 array of shape ``kept``, or None.
+def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
+    """Return ``scale`` as a float or as a float64 array of shape ``kept``.
 
     Raises
     ------
@@ -117,7 +121,7 @@ def scale_of(scale: object, kept: Shape, x: Array) -> float | Array | None:
     ValueError
         When it does not broadcast to the reduced shape with the axes kept.
     """
-    if scale is None or type(scale) is float:
+    if type(scale) is float:
         return scale
     array = same_kind(scale, "scale", x, "x")
     if find_format(array.dtype) is None:
@@ -173,6 +177,11 @@ def result_array(out: object, shape: Shape, dtype: DType, x: Array, reads: Itera
     if out is None:
         xp = module_of(x)
         return xp.empty_like(x, dtype=dtype) if shape == x.shape else xp.empty(shape, dtype)
+    if type(out) is np.ndarray and type(x) is np.ndarray and out.dtype is dtype and out.shape == shape and not reads:
+        flags = out.flags
+        # Arrays that own their memory share none.
+        if flags.c_contiguous and flags.writeable and (out is x or (flags.owndata and x.flags.owndata)):
+            return out
     array = _checked_out(out, shape, dtype, x)
     if not array.dtype.isnative or (_overlaps(array, (x,)) and not _is_same(array, x)):
         return module_of(x).empty(shape, dtype)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dualsoft import arguments
 from dualsoft.arrays import Array, as_array, module_of, same_kind
-from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, Format, find_format, joint
+from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
 
 _ndarray = np.ndarray
 _empty_like = np.empty_like
@@ -105,10 +105,10 @@ def softmax_problem(
 ) -> SoftmaxProblem:
     """Judge the arguments of ``softmax`` and ``log_softmax``."""
     # The common case, written out: it is what a small call costs.
-    if type(x) is _ndarray and where is None and scale is None and dtype is None:
-        known = FORMATS.get(x.dtype)
-        if known is not None and (out is None or type(out) is _ndarray):
-            code, result, result_code, is_result = known
+    if type(x) is _ndarray and where is None and dtype is None and (scale is None or type(scale) is float):
+        plain = PLAIN_FORMATS.get(x.dtype)
+        if plain is not None:
+            code, result, result_code, is_result = plain
             ndim = x.ndim
             if type(axis) is int and -ndim <= axis < ndim:
                 if axis < 0:
@@ -117,19 +117,18 @@ def softmax_problem(
                 mask = 1 << axis
             else:
                 axes, mask = arguments.reduced_axes(axis, ndim)
-            if out is None:
+            if out is not None:
+                out = arguments.result_array(out, x.shape, result, x, ())
+            else:
                 out = _empty_like(x) if is_result else _empty_like(x, dtype=result)
-            elif out is not x or not is_result or not x.flags.writeable or not x.flags.c_contiguous:
-                out = arguments.result_array(out, x.shape, result, x, reads=())
-                result_code = _code(out)
-            return _new(SoftmaxProblem, (x, out, axes, mask, None, None, code, result_code, log))
+            return _new(SoftmaxProblem, (x, out, axes, mask, scale, None, code, result_code, log))
     array = as_array(x, "x")
     known = _format(array, "x")
-    axes, mask = arguments.reduced_axes(axis, array.ndim)
-    factor = arguments.scale_of(scale, arguments.kept_shape(array.shape, axes), array)
-    visible = arguments.where_of(where, array.shape, array)
+    axes, mask, kept = arguments.reduction(axis, array.shape)
+    factor = None if scale is None else arguments.scale_of(scale, kept, array)
+    visible = None if where is None else arguments.where_of(where, array.shape, array)
     result = arguments.result_dtype(dtype, known.result)
-    target = arguments.result_array(out, array.shape, result, array, reads=(visible, factor))
+    target = arguments.result_array(out, array.shape, result, array, (visible, factor))
     return SoftmaxProblem(array, target, axes, mask, factor, visible, known.code, _code(target), log)
 
 
@@ -145,25 +144,29 @@ def logsumexp_problem(
     out: object,
 ) -> LogSumExpProblem:
     """Judge the arguments of ``logsumexp``. ``a`` and ``b`` broadcast together."""
-    if type(a) is _ndarray and b is None and where is None and scale is None and dtype is None and out is None:
-        plain = FORMATS.get(a.dtype)
-        if plain is not None:
+    if type(a) is _ndarray and b is None and where is None and dtype is None and out is None:
+        plain = PLAIN_FORMATS.get(a.dtype)
+        if plain is not None and (scale is None or type(scale) is float):
             code, result, result_code, _ = plain
-            axes, mask = arguments.reduced_axes(axis, a.ndim)
-            kept = arguments.kept_shape(a.shape, axes)
+            shape = a.shape
+            if axis == -1 and type(axis) is int and shape:
+                last = len(shape) - 1
+                axes: tuple[int, ...] = (last,)
+                mask, kept = 1 << last, shape[:-1] + (1,)  # noqa: RUF005 (faster)
+            else:
+                axes, mask, kept = arguments.reduction(axis, shape)
             sign = _empty(kept, result) if return_sign else None
             target = _empty(kept, result)
-            return _new(LogSumExpProblem, (a, target, axes, mask, None, None, code, result_code, sign, None, 0))
+            return _new(LogSumExpProblem, (a, target, axes, mask, scale, None, code, result_code, sign, None, 0))
     array = as_array(a, "a")
     known = _format(array, "a", complex_too=True)
     weights, b_code, natural = None, 0, known.result
     if b is not None:
         array, weights, b_format, natural = _weighted(a, array, b)
         b_code = b_format.code
-    axes, mask = arguments.reduced_axes(axis, array.ndim)
-    kept = arguments.kept_shape(array.shape, axes)
-    factor = arguments.scale_of(scale, kept, array) if scale is not None else None
-    visible = arguments.where_of(where, array.shape, array) if where is not None else None
+    axes, mask, kept = arguments.reduction(axis, array.shape)
+    factor = None if scale is None else arguments.scale_of(scale, kept, array)
+    visible = None if where is None else arguments.where_of(where, array.shape, array)
     is_complex = natural.kind == "c"
     if is_complex and dtype is not None:
         raise TypeError(f"dtype must be left out for complex input (its dtype is {natural}), got {dtype!r}")
@@ -204,13 +207,12 @@ def state_problem(x: object, axis: object, where: object, scale: object) -> Stat
     """Judge the arguments of ``softmax_state``."""
     array = as_array(x, "x")
     known = _format(array, "x")
-    axes, mask = arguments.reduced_axes(axis, array.ndim)
-    kept = arguments.kept_shape(array.shape, axes)
-    factor = arguments.scale_of(scale, kept, array)
-    visible = arguments.where_of(where, array.shape, array)
-    empty = module_of(array).empty
+    axes, mask, kept = arguments.reduction(axis, array.shape)
+    factor = None if scale is None else arguments.scale_of(scale, kept, array)
+    visible = None if where is None else arguments.where_of(where, array.shape, array)
+    empty = _empty if type(array) is _ndarray else module_of(array).empty
     m, rest = empty(kept, FLOAT64), empty(kept, FLOAT64)
-    return StateProblem(array, m, rest, axes, mask, factor, visible, known.code)
+    return _new(StateProblem, (array, m, rest, axes, mask, factor, visible, known.code))
 
 
 def normalize_problem(
@@ -219,16 +221,15 @@ def normalize_problem(
     """Judge the arguments of ``SoftmaxState.normalize`` against the arrays of the state."""
     array = same_kind(x, "x", m, "the state")
     known = _format(array, "x")
-    axes, mask = arguments.reduced_axes(axis, array.ndim)
-    kept = arguments.kept_shape(array.shape, axes)
+    axes, mask, kept = arguments.reduction(axis, array.shape)
     reduced = arguments.reduced_shape(array.shape, axes)
     if m.shape != reduced:
         raise ValueError(
             f"x has shape {array.shape}, which reduces to {reduced} over axis={axis}, but the state has shape {m.shape}"
         )
-    factor = arguments.scale_of(scale, kept, array)
-    visible = arguments.where_of(where, array.shape, array)
-    target = arguments.result_array(out, array.shape, known.result, array, reads=(visible, factor, m, rest))
+    factor = None if scale is None else arguments.scale_of(scale, kept, array)
+    visible = None if where is None else arguments.where_of(where, array.shape, array)
+    target = arguments.result_array(out, array.shape, known.result, array, (visible, factor, m, rest))
     m, rest = m.reshape(kept), rest.reshape(kept)
     return NormalizeProblem(array, target, axes, mask, factor, visible, known.code, _code(target), m, rest)
 
@@ -242,7 +243,7 @@ def cumulative_problem(x: object, axis: object, include_initial: bool, dtype: ob
     shape = array.shape
     if include_initial:
         shape = (*shape[:along], shape[along] + 1, *shape[along + 1 :])
-    target = arguments.result_array(out, shape, result, array, reads=())
+    target = arguments.result_array(out, shape, result, array, ())
     return CumulativeProblem(array, target, (along,), 1 << along, known.code, _code(target), bool(include_initial))
 
 
@@ -265,7 +266,7 @@ def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any],
 
 
 def _format(array: Array, name: str, complex_too: bool = False) -> Format:
-    known = find_format(array.dtype, complex_too=complex_too)
+    known = FORMATS.get(array.dtype) or find_format(array.dtype, complex_too=complex_too)
     if known is None:
         also = ", or complex" if complex_too else ""
         raise TypeError(

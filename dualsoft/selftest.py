@@ -15,7 +15,7 @@ from dualsoft import problem as problems
 from dualsoft.backends import reference
 from dualsoft.registry import use_backend
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
-from dualsoft.state import merge, softmax_state
+from dualsoft.state_functions import merge, softmax_state
 
 WIDE = np.dtype(np.longdouble)
 Array = np.ndarray[Any, Any]

@@ -65,7 +65,9 @@ def softmax(
     result = problem[1]
     if result.size:
         run(problem)
-    return (result if result.ndim else scalar_if_0d(result)) if out is None else _deliver(result, out)
+    if out is None:
+        return result if result.ndim else scalar_if_0d(result)
+    return out if result is out else _deliver(result, out)
 
 
 def log_softmax(
@@ -118,14 +120,16 @@ def log_softmax(
     Examples
     --------
     >>> import dualsoft, numpy
-    >>> dualsoft.log_softmax(numpy.array([1000.0, 1.0])).tolist()
-    [0.0, -999.0]
+    >>> dualsoft.log_softmax(numpy.array([1000.0, 960.0])).tolist()
+    [-4.248354255291589e-18, -40.0]
     """
     problem = softmax_problem(x, axis, where, scale, dtype, out, True)
     result = problem[1]
     if result.size:
         run(problem)
-    return (result if result.ndim else scalar_if_0d(result)) if out is None else _deliver(result, out)
+    if out is None:
+        return result if result.ndim else scalar_if_0d(result)
+    return out if result is out else _deliver(result, out)
 
 
 def logsumexp(
@@ -198,19 +202,14 @@ def logsumexp(
     """
     problem = logsumexp_problem(a, axis, b, keepdims, return_sign, where, scale, dtype, out)
     result, sign = problem.out, problem.sign
-    if not problem.x.size:
+    if problem.x.size:
+        run(problem)
+    else:
         result[...] = -float("inf")
         if sign is not None:
             sign[...] = 0
-    elif result.size:
-        run(problem)
-    if out is None:
-        log = result if keepdims and result.ndim else _without(result, problem.axes)
-    else:
-        log = _deliver(result, out)
-    if sign is None:
-        return log
-    return log, (sign if keepdims and sign.ndim else _without(sign, problem.axes))
+    log = _reduced(result, problem.axes, keepdims) if out is None else _deliver(result, out)
+    return log if sign is None else (log, _reduced(sign, problem.axes, keepdims))
 
 
 def cumulative_logsumexp(
@@ -267,19 +266,12 @@ def cumulative_logsumexp(
 
 def _deliver(result: Array, out: Array) -> Array:
     """Return ``out``, copied to from ``result`` where an overlap made the problem compute into another array."""
-    if result is out:
-        return out
     if not module_of(out).may_share_memory(result, out):
         out[...] = result.reshape(out.shape)
     return out
 
 
-def _without(kept: Array, axes: tuple[int, ...]) -> Any:
-    """Return a reduction without its axes of length 1; a NumPy scalar where none is left."""
-    shape = kept.shape
-    if len(axes) == 1:
-        axis = axes[0]
-        reduced = kept.reshape(shape[:axis] + shape[axis + 1 :])
-    else:
-        reduced = kept.reshape([length for index, length in enumerate(shape) if index not in axes])
+def _reduced(kept: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Return a reduction with or without its axes of length 1; a NumPy scalar where no axis is left."""
+    reduced = kept if keepdims else kept.squeeze(axes)
     return reduced if reduced.ndim else scalar_if_0d(reduced)

@@ -1,4 +1,4 @@
-"""The running pair (m, d) of online softmax as a value, with its algebra."""
+"""The running pair (m, d) of online softmax as a value."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -128,7 +128,7 @@ class SoftmaxState:
         >>> dualsoft.SoftmaxState.identity(()).update([0.0, 0.0]).d.item()
         2.0
         """
-        return softmax_state(x, axis, where=where, scale=scale, initial=self)
+        return merge_two(self, state_of(x, axis, where, scale, self.shape))
 
     def normalize(
         self,
@@ -254,7 +254,7 @@ class SoftmaxState:
     def __or__(self, other: object) -> "SoftmaxState":
         if not isinstance(other, SoftmaxState):
             return NotImplemented
-        return _merge_two(self, other)
+        return merge_two(self, other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SoftmaxState):
@@ -285,113 +285,21 @@ class SoftmaxState:
         return _state_from, (self._m, self._rest)
 
 
-def softmax_state(
-    x: Any,
-    axis: int | tuple[int, ...] | None = None,
-    *,
-    where: Any = None,
-    scale: Any = None,
-    initial: SoftmaxState | None = None,
-) -> SoftmaxState:
-    """Compute the running pair (m, d) of ``x`` in one pass: ``m = max x``, ``d = sum exp(x - m)``.
-
-    Parameters
-    ----------
-    x : array_like
-        float16, bfloat16, float32, float64, integers or bool. Any shape, strides, byte order.
-    axis : None, int or tuple of ints, optional
-        The axes to reduce. None, the default, is all of them.
-    where : array_like of bool, optional
-        Broadcasts to the shape of ``x``. Elements that are False take no part, whatever they hold.
-    scale : real number or array_like, optional
-        Multiplies ``x`` first (the inverse temperature).
-    initial : SoftmaxState, optional
-        A state to merge with, of the reduced shape.
-
-    Returns
-    -------
-    SoftmaxState
-        float64, of the reduced shape. The terms are computed in float32 for half types and float32.
-
-    Raises
-    ------
-    numpy.exceptions.AxisError
-        When ``x`` does not have an axis.
-    ValueError
-        For shapes that do not fit.
-    TypeError
-        For dtypes and kinds of array that are not taken.
-
-    Notes
-    -----
-    NaN in a row: d is NaN, m the maximum of the others. +inf in a row: m and d are inf. Nothing but -inf: m is -inf, d
-    is 0.
-
-    Examples
-    --------
-    >>> import dualsoft
-    >>> state = dualsoft.softmax_state([2.0, 1.0, 3.0, 0.5])
-    >>> state.m.item(), round(state.d.item(), 4)
-    (3.0, 1.5853)
-    """
-    if initial is not None and not isinstance(initial, SoftmaxState):
-        raise TypeError(f"initial must be a SoftmaxState, got {type(initial).__name__}")
+def state_of(x: object, axis: object, where: object, scale: object, shape: tuple[int, ...] | None) -> SoftmaxState:
+    """Return the state of ``x``, which must have ``shape`` if that is given, the shape of a state to merge with."""
     problem = state_problem(x, axis, where, scale)
-    m, rest = problem.m, problem.rest
-    shape = tuple(length for index, length in enumerate(m.shape) if index not in problem.axes)
-    if initial is not None and initial.shape != shape:
-        raise ValueError(f"initial has shape {initial.shape}, but x reduces to the shape {shape}")
-    if not problem.x.size:
-        m[...], rest[...] = -np.inf, -1.0
-    else:
+    m, rest, axes = problem.m, problem.rest, problem.axes
+    if shape is not None and shape != (reduced := tuple(m.squeeze(axes).shape)):
+        raise ValueError(f"initial has shape {shape}, but x reduces to the shape {reduced}")
+    if problem.x.size:
         run(problem)
-    state = _state_from(m.reshape(shape), rest.reshape(shape))
-    return state if initial is None else _merge_two(initial, state)
+    else:
+        m[...], rest[...] = -np.inf, -1.0
+    return _state_from(m.squeeze(axes), rest.squeeze(axes))
 
 
-def merge(a: SoftmaxState, b: SoftmaxState, *more: SoftmaxState) -> SoftmaxState:
-    """Merge the states of parts to the state of the whole, from left to right.
-
-    ``merge(a, b) = (M, d_a·exp(m_a - M) + d_b·exp(m_b - M))`` with ``M = max(m_a, m_b)``.
-
-    Parameters
-    ----------
-    a, b, *more : SoftmaxState
-        Of the same shape.
-
-    Returns
-    -------
-    SoftmaxState
-
-    Raises
-    ------
-    TypeError
-        When one is not a SoftmaxState, or they hold arrays of different kinds.
-    ValueError
-        When their shapes differ.
-
-    Notes
-    -----
-    Commutative bit by bit; associative within rounding; the empty state changes nothing. M. Milakov and N. Gimelshein,
-    *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
-
-    Examples
-    --------
-    >>> import dualsoft
-    >>> state = dualsoft.merge(dualsoft.softmax_state([2.0, 1.0]), dualsoft.softmax_state([3.0, 0.5]))
-    >>> state.m.item(), round(state.d.item(), 4)
-    (3.0, 1.5853)
-    """
-    for index, state in enumerate((a, b, *more)):
-        if not isinstance(state, SoftmaxState):
-            raise TypeError(f"argument {index} of merge must be a SoftmaxState, got {type(state).__name__}")
-    merged = _merge_two(a, b)
-    for state in more:
-        merged = _merge_two(merged, state)
-    return merged
-
-
-def _merge_two(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
+def merge_two(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
+    """Return the state of what two states of one shape have seen together."""
     if a.shape != b.shape:
         raise ValueError(f"states of different shapes do not merge: {a.shape} and {b.shape}")
     b_m = same_kind(b._m, "one state", a._m, "the other")
@@ -399,12 +307,14 @@ def _merge_two(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
 
 
 def _freeze(state: SoftmaxState, m: Array, rest: Array) -> None:
-    for name, array in (("_m", m), ("_rest", rest)):
-        if not is_cupy(array):
-            # Arithmetic on 0-d arrays gives NumPy scalars.
-            array = np.asarray(array)
-            array.flags.writeable = False
-        object.__setattr__(state, name, array)
+    if isinstance(m, np.generic):
+        # Arithmetic on 0-d arrays gives NumPy scalars.
+        m, rest = np.asarray(m), np.asarray(rest)
+    if isinstance(m, np.ndarray):
+        m.setflags(write=False)
+        rest.setflags(write=False)
+    _set_m(state, m)
+    _set_rest(state, rest)
 
 
 def _state_from(m: Array, rest: Array) -> SoftmaxState:
@@ -412,3 +322,8 @@ def _state_from(m: Array, rest: Array) -> SoftmaxState:
     state = object.__new__(SoftmaxState)
     _freeze(state, m, rest)
     return state
+
+
+# What the class itself refuses to everybody.
+_set_m = SoftmaxState.__dict__["_m"].__set__
+_set_rest = SoftmaxState.__dict__["_rest"].__set__

@@ -76,6 +76,11 @@ def trace(x: Any) -> Trace:
     TypeError
         For dtypes and kinds of array that are not taken.
 
+    Notes
+    -----
+    Algorithm 3 of M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867),
+    in float64. From a NaN on, d is NaN; else from a +inf on, m and d are inf. The log-sum-exp is ``m + ln d``, in nats.
+
     Examples
     --------
     >>> import dualsoft

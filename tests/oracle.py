@@ -16,7 +16,7 @@ class Expected(NamedTuple):
 
     value: Array  # exact to the wider type
     magnitude: Array  # the ulp that counts is that of this value
-    spread: Array  # units of roundoff that s - m has lost: |s - m|, plus 2 (|s| + |m|) where a scale was applied
+    spread: Array  # units of roundoff that terms have lost: |s - m|, plus 2 (|s| + |m|) where a scale was applied
     n: int  # row length
 
 
@@ -148,25 +148,31 @@ def logsumexp(
             total = terms.sum(-1, keepdims=True)
             sign = np.sign(total)
             value = shift(r.m) + np.log(np.abs(total))
-            # a sum that cancels keeps the absolute error of its terms
+            magnitude = np.maximum(np.abs(value), np.abs(shift(r.m)))
+            # A weighted term is off by 3.5 units (2 of exp, 1 of its product with the weight, half of the sum) and its
+            # |s - m|; the sum keeps the absolute errors of its terms however much of them cancels, and its logarithm
+            # turns relative error into absolute. Spread counts in 2 units.
             lost = np.where(total == 0, 1, np.abs(terms).sum(-1, keepdims=True) / np.abs(total))
-            magnitude = np.maximum(np.maximum(np.abs(value), np.abs(shift(r.m))), 1) * lost
-            spread = mean_spread(r) * lost
+            spread = (2 + mean_spread(r)) * lost
     want = pack(a, axis, r, value, magnitude, spread)
     shape = np.shape(a)
     return want, from_rows(sign, shape, axes_of(axis, len(shape)))
 
 
-def state(x: Any, axis: Any, wide: Any, where: Any = None, scale: Any = None) -> tuple[Expected, Expected]:
-    """The expected m and d, the reduced axes kept."""
+def state(x: Any, axis: Any, wide: Any, where: Any = None, scale: Any = None) -> tuple[Expected, Expected, Expected]:
+    """The expected m, d and lse, the reduced axes kept."""
     r = rows_of(x, axis, wide, where, scale)
     d = np.where(np.isposinf(r.m) & ~np.isnan(r.rest), np.inf, r.e.sum(-1, keepdims=True))
     zero = np.zeros_like(r.m)
-    spread = mean_spread(r)
+    lse, _ = logsumexp(x, axis, wide, where, scale)
+    # d is rounded before its logarithm is taken, which m may cancel: twice the bound of logsumexp, of the larger term
+    shape = np.shape(x)
+    log_d = from_rows(np.log1p(np.where(r.rest > 0, r.rest, 0)), shape, axes_of(axis, len(shape)))
     return (
         # without a scale m is one of the elements: exact
         pack(x, axis, r, r.m, np.abs(shift(r.m)) if r.scaled else zero, np.abs(shift(r.m)) if r.scaled else zero),
-        pack(x, axis, r, d, np.abs(d), spread),
+        pack(x, axis, r, d, np.abs(d), mean_spread(r)),
+        lse._replace(magnitude=2 * np.maximum(lse.magnitude, log_d)),
     )
 
 

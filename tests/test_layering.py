@@ -29,7 +29,7 @@ LAYERS = (
     {"__main__"},
     {"selftest", "speed"},
     {"__init__"},
-    {"softmax", "state", "algorithms", "trace"},
+    {"softmax", "state", "state_functions", "algorithms", "trace"},
     {"registry"},
     {"backends.reference", "backends.cpu"},
     {"backends.reference_complex"},
@@ -39,7 +39,7 @@ LAYERS = (
     {"arguments", "accuracy", "pair"},
     {"arrays", "dtypes", "isa", "_version"},
 )
-WITHIN_A_LAYER = {("trace", "state"), ("algorithms", "state")}
+WITHIN_A_LAYER = {("trace", "state"), ("state_functions", "state"), ("algorithms", "state")}
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"state": {"cupy"}, "speed": {"scipy"}}
 

@@ -83,8 +83,8 @@ def test_weights(key: str, backend: str) -> None:
         zero = np.zeros_like(want_sign)
         why = why or mismatch("logsumexp", sign, Expected(want_sign, zero, zero, 1), dt)
         plain = ds.logsumexp(case.a, case.axis, case.b, keepdims=True, **case.options)
-        same = np.where(np.asarray(sign) < 0, np.nan, got)
-        if not why and not np.array_equal(plain.astype(float), same.astype(float), equal_nan=True):
+        same = np.where(np.asarray(sign) < 0, np.nan, got.astype(float))
+        if not why and not np.array_equal(plain.astype(float), same, equal_nan=True):
             why = "without return_sign: not the same, or not NaN where the sum is negative"
         if why:
             failures.append(f"{case.name}: {why}")

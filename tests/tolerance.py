@@ -25,16 +25,13 @@ def tolerance(function: str, want: Expected, dtype: Any, backend: str | None = N
     A subnormal result is rounded to a spacing that no longer follows its size, in the exponential and again in the
     division: one spacing is added for that, and half of the arithmetic's for each term of a sum. The bound of the
     functions that return logarithms has no spread; the oracle gives one only where rounding s must show, as an absolute
-    error: under a scale, and at log_softmax's maximum, whose value may be tiny.
+    error: under a scale, with weights, and at log_softmax's maximum, whose value may be tiny.
     """
     bits, least = FORMATS[np.dtype(dtype).name]
     spread = want.spread.astype(np.float64)
     ulps, absolute = accuracy.bound(function, dtype, n=want.n, spread=spread, backend=backend)
     if function in ("log_softmax", "logsumexp"):
         absolute = absolute + spread * 2.0 ** (-52 if want.value.dtype == np.longdouble else -23)
-    if backend == "reference" and want.value.dtype == np.longdouble:
-        # it takes NumPy's own float64 sums, whose error grows with the row: the price of having no tricks
-        ulps = ulps * (1 + np.log2(want.n))
     if function != "softmax":
         absolute = absolute + want.n * 2.0 ** (-1074 if want.value.dtype == np.longdouble else -150)
     return ulps * ulp(want.magnitude, dtype) + absolute + 2.0 ** (least - bits + 1)

@@ -235,7 +235,7 @@ template <class S> void check_strips() {
                     const scalar_sum<S> one(&x[size_t(i)], std::min(size, n - i), largest[j], largest[j], true);
                     maxima += one.count;
                     ptrdiff_t counted = 0;
-                    row.add(part_sum<S>(&x[size_t(i)], std::min(size, n - i), mj, mj, lane_buffer<S>(), true, false, counted));
+                    row.add(part_sum<S>(&x[size_t(i)], std::min(size, n - i), mj, mj, lane_buffer<S>(strip), true, false, counted));
                     g.that(counted == one.count, "part_sum counts %td, not %td", counted, one.count);
                 }
                 g.that(same(totals[j], row.total()), "column %td of %td: %a, not %a", j, n, totals[j], row.total());

@@ -34,17 +34,22 @@ def _softmax(kernels: ModuleType, problem: SoftmaxProblem) -> None:
 
 def _logsumexp(kernels: ModuleType, problem: LogSumExpProblem) -> None:
     x, out, _, mask, scale, where, x_code, out_code, sign, b, b_code = problem
-    x, out = _bits(x, x_code), _bits(out, out_code)
-    if sign is not None:
-        sign = _bits(sign, out_code)
-    if b is not None:
-        b = _bits(b, b_code)
+    if x_code == BF16:
+        x = x.view(_uint16)
+    if out_code == BF16:
+        out = out.view(_uint16)
+        if sign is not None:
+            sign = sign.view(_uint16)
+    if b_code == BF16:
+        b = b.view(_uint16)  # type: ignore[union-attr]
     kernels.logsumexp(x, x_code, out, sign, out_code, mask, scale, where, b, b_code, limit())
 
 
 def _state(kernels: ModuleType, problem: StateProblem) -> None:
     x, m, rest, _, mask, scale, where, x_code = problem
-    kernels.state(_bits(x, x_code), x_code, m, rest, mask, scale, where, limit())
+    if x_code == BF16:
+        x = x.view(_uint16)
+    kernels.state(x, x_code, m, rest, mask, scale, where, limit())
 
 
 def _normalize(kernels: ModuleType, problem: NormalizeProblem) -> None:

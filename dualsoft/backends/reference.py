@@ -1,7 +1,7 @@
 """The definition of correct: NumPy, two passes, every array widened first.
 
-The terms are computed in float64 (``compute`` may ask for more) on matrices of shape (rows, n), a row being what is
-reduced together. Sums, and what follows from them, are longdouble and rounded once, at the end. A sum is kept as
+Half types and float32 are computed in float64, float64 and integers in longdouble (``compute`` may ask for another), on
+matrices of shape (rows, n), a row being what is reduced together. Sums are longdouble always. A sum is kept as
 ``rest = sum - 1`` without one maximal element, so that a tiny rest survives in ``log1p(rest)``.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_complex import complex_logsumexp
-from dualsoft.dtypes import FLOAT64, DType, find_format
+from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -25,6 +25,9 @@ from dualsoft.problem import (
 Array = np.ndarray[Any, Any]
 Rows = Array
 """A matrix (rows, n)."""
+
+_LONGDOUBLE = np.dtype(np.longdouble)
+_NARROW = (F32, F16, BF16)
 
 
 def to_rows(array: Array, axes: tuple[int, ...]) -> Rows:
@@ -45,13 +48,19 @@ def scaled_rows(
     x: Array, axes: tuple[int, ...], scale: float | Array | None, where: Array | None, compute: DType
 ) -> tuple[Rows, Array | None]:
     """Return ``scale·x`` as rows, -inf where an element does not take part, and ``where`` as rows."""
-    rows = to_rows(x, axes).astype(compute)
+    rows = _widened(x, axes, compute)
     if isinstance(scale, np.ndarray):
-        rows = rows * to_rows(scale, axes).astype(compute)
+        rows = rows * _widened(scale, axes, compute)
     elif scale is not None:
         rows = rows * compute.type(scale)
     visible = None if where is None else to_rows(where, axes)
     return (rows if visible is None else np.where(visible, rows, -np.inf)), visible
+
+
+def _widened(array: Array, axes: tuple[int, ...], compute: DType) -> Rows:
+    # Integers become float64 before any arithmetic. Rows lie one after the other in memory, so that NumPy computes and
+    # sums each as it would alone, whatever is beside it.
+    return to_rows(array, axes).astype(FLOAT64, order="C", copy=False).astype(compute, copy=False)
 
 
 def maximum_and_rest(rows: Rows) -> tuple[Rows, Rows]:
@@ -70,8 +79,9 @@ def maximum_and_rest(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def sum_rows(terms: Rows) -> Rows:
-    """Return the sum of each row as a column of longdouble, in which the order of the terms leaves no trace."""
-    return np.asarray(np.sum(terms, axis=1, keepdims=True, dtype=np.longdouble))
+    """Return the sum of each row as a column of longdouble."""
+    # Widened first: a sum that NumPy widens on the way is cut at its buffers, wherever in a row they end.
+    return np.asarray(np.sum(terms.astype(_LONGDOUBLE, order="C", copy=False), axis=1, keepdims=True))
 
 
 def exponentials(rows: Rows, m: Rows) -> Rows:
@@ -131,10 +141,15 @@ def cumulative_rows(rows: Rows) -> Rows:
     return out
 
 
-def run(problem: Problem, compute: DType = FLOAT64) -> None:
-    """Write the problem's output, computed in ``compute``."""
+def run(problem: Problem, compute: DType | None = None) -> None:
+    """Write the problem's output, computed in ``compute``: by default one step wider than what the kernels would."""
     with np.errstate(all="ignore"):
-        _RUN[type(problem)](problem, compute)
+        _RUN[type(problem)](problem, _wider(problem) if compute is None else compute)
+
+
+def _wider(problem: Problem) -> DType:
+    codes = [getattr(problem, name, F32) for name in ("x_code", "b_code", "out_code")]
+    return FLOAT64 if all(code & ~SWAPPED in _NARROW for code in codes) else _LONGDOUBLE
 
 
 def _softmax(problem: SoftmaxProblem, compute: DType) -> None:
@@ -153,7 +168,7 @@ def _logsumexp(problem: LogSumExpProblem, compute: DType) -> None:
         m, rest = maximum_and_rest(rows)
         lse, sign = m + np.log1p(rest), np.sign(1 + rest)
     else:
-        weights = to_rows(problem.b, problem.axes).astype(compute)
+        weights = _widened(problem.b, problem.axes, compute)
         if visible is not None:
             weights = np.where(visible, weights, 0)
         lse, sign = weighted_logsumexp(rows, weights)
@@ -173,12 +188,12 @@ def _state(problem: StateProblem, compute: DType) -> None:
 
 def _normalize(problem: NormalizeProblem, compute: DType) -> None:
     rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
-    m, rest = (to_rows(array, problem.axes).astype(compute) for array in (problem.m, problem.rest))
+    m, rest = (_widened(array, problem.axes, compute) for array in (problem.m, problem.rest))
     _write(problem.out, softmax_rows(rows, m, rest, visible), problem.axes)
 
 
 def _cumulative(problem: CumulativeProblem, compute: DType) -> None:
-    y = cumulative_rows(to_rows(problem.x, problem.axes).astype(compute))
+    y = cumulative_rows(_widened(problem.x, problem.axes, compute))
     if problem.initial:
         y = np.concatenate([np.full((len(y), 1), -np.inf, y.dtype), y], axis=1)
     _write(problem.out, y, problem.axes)
