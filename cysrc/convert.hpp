@@ -93,8 +93,8 @@ template <class T, class C> void scatter_run(const C* src, ptrdiff_t n, char* ds
     }
     for (ptrdiff_t i = 0; i < n; ++i) {
         T y;
-        if constexpr (std::is_same<T, f16>::value) y.bits = narrow_f16(vec_f32{} + float(src[i]))[0];
-        else if constexpr (std::is_same<T, bf16>::value) y.bits = narrow_bf16(vec_f32{} + float(src[i]))[0];
+        if constexpr (std::is_same<T, f16>::value) y.bits = narrow_f16(float(src[i]) - vec_f32{})[0];
+        else if constexpr (std::is_same<T, bf16>::value) y.bits = narrow_bf16(float(src[i]) - vec_f32{})[0];
         else y = T(src[i]);
         std::memcpy(dst + i * stride, &y, sizeof y);
     }

@@ -1,7 +1,7 @@
-// elementary.hpp - exp and log1p on registers, at most 1 ulp off over their whole domain.
+// elementary.hpp - exp and log1p on registers, at most 1 ulp off over their whole domain; expm1.
 //
 // exp      [-inf, 16]  NaN stays NaN, exp(-inf) = 0 exactly, subnormal results rounded once
-// expm1    [-16, 16]   float64 only
+// expm1    [-16, 16]   float64 only, at most 2.5 ulp
 // log1p    [-1/2, inf] float64 only; NaN stays NaN
 //
 // exp: t = n ln2 + f with |f| <= ln2 / 2 (Cody and Waite: n ln2 subtracted in two parts, the first exact), e^f by a polynomial,
@@ -67,7 +67,7 @@ template <int count, class S> DS_INLINE void exp_each(simd<S>* x) {
         x[j] = times_power_of_two(p[j], n[j]);
 #else
         // The sum f * 0 changes nothing but a NaN, whose payload the integer addition may have carried into the exponent.
-        const V scaled = (V)((ivec_of<S>)p[j] + ((ivec_of<S>)z[j] << K::mantissa));
+        const V scaled = (V)((uivec_of<S>)p[j] + ((uivec_of<S>)z[j] << K::mantissa));
         x[j] = fused(scaled, V{} + K::restore, f[j] * 0);
 #endif
     }
@@ -79,7 +79,7 @@ DS_INLINE double exp_one(double x) { return exp(simd<double>(x)).v[0]; }
 static constexpr double LOG_C[] = {0x1.5555555555558p-1, 0x1.9999999995273p-2, 0x1.2492492dfd86cp-2, 0x1.c71c62d5e53e0p-3,
                                    0x1.7462b91b8df65p-3, 0x1.39fdcceb4bb45p-3, 0x1.2b5f68a50d903p-3};
 
-// e^x = power (1 + high + low) for |x| <= 40, with power = 2^n exact and high + low = e^f - 1 to some 57 bits.
+// e^x = power (1 + high + low) for |x| <= 40, with power = 2^n exact and high + low = e^f - 1 to some 55 bits.
 struct exp_parts { vec_f64 power, high, low; };
 DS_INLINE exp_parts split_exp(vec_f64 x) {
     using K = exp_constants<double>;
@@ -92,7 +92,7 @@ DS_INLINE exp_parts split_exp(vec_f64 x) {
     for (int i = K::degree - 2; i >= 0; --i) q = fused(q, f, V{} + K::c[i]);
     const V square = f * f * q, high = f + square;
     const V low = ((f - high) + square) + (f_low + f_low * high);
-    return {(V)(((ivec_of<double>)z << 52) + (ivec_of<double>)(V{} + 1)), high, low};
+    return {(V)(((uivec_of<double>)z << 52) + (uivec_of<double>)(V{} + 1)), high, low};
 }
 // e^x - 1 = power (e^f - 1) + (power - 1)
 DS_INLINE simd<double> expm1(simd<double> x) {

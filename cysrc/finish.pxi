@@ -36,29 +36,30 @@ cdef inline void finish_log(batch_stats* s, Py_ssize_t k) noexcept nogil:
         store(&s.value[i], log1p(load(&s.total[i]) + (load(&s.count[i]) - simd[double](1.0))))
 
 
-cdef inline simd[double] rest_of(simd[double] m, simd[double] total, simd[double] count) noexcept nogil:
-    """d - 1 where c is 0 or m. exp(c - m) is 1 but for c = 0."""
-    cdef simd[double] zero = simd[double](0.0)
-    cdef simd[double] down = exp(pick_less(vabs(m), simd[double](ZERO_SHIFT), zero - m, zero))
-    return total * down + (count - simd[double](1.0))
+cdef inline simd[double] near_zero(simd[double] m) noexcept nogil:
+    """m where c is 0, 0 where c is m: exp(-near_zero(m)) is exp(c - m), infinite m included."""
+    return pick_less(vabs(m), simd[double](ZERO_SHIFT), m, simd[double](0.0))
 
 
 cdef inline void finish_lse(batch_stats* s, Py_ssize_t k) noexcept nogil:
     """value = lse; -inf for m = -inf unless the total is NaN.
 
     m + log1p(rest) loses what m and the logarithm have in common when they cancel, and rounds once more for exp(c - m). The sum itself, for
-    c = 0, gives lse = log1p(excess) with excess = total + count exp(m) - 1, better unless it is far below 1. A row without a rest is m, exactly.
+    c = 0, gives lse = log1p(excess) with excess = total + count exp(m) - 1, better unless it is far below 1. The 1 goes against exp(m) before
+    anything is added where they are close, and last where they are not. A row without a rest is m, exactly.
     """
     cdef Py_ssize_t i, w = simd[double].lanes()
-    cdef simd[double] m, total, count, rest, rise, excess, limit = simd[double](-0.5)
-    cdef simd[double] one = simd[double](1.0), zero = simd[double](0.0), shift = simd[double](ZERO_SHIFT)
+    cdef simd[double] m, near, total, count, down, up, rest, excess, one = simd[double](1.0), zero = simd[double](0.0)
+    cdef simd[double] limit = simd[double](-0.5), shift = simd[double](ZERO_SHIFT)
     for i from 0 <= i < k by w:
         m = load(&s.m[i])
+        near = near_zero(m)
         total = load(&s.total[i])
         count = load(&s.count[i])
-        rest = rest_of(m, total, count)
-        rise = expm1(pick_less(vabs(m), shift, m, zero))
-        excess = (total + rise) + (count - one) * (rise + one)
+        down = exp(zero - near)
+        up = one / down
+        rest = total * down + (count - one)
+        excess = pick_less(near, limit, (total + count * up) - one, (total + expm1(near)) + (count - one) * up)
         excess = pick_equal(rest, zero, limit, pick_less(vabs(m), shift, excess, limit))
         store(&s.value[i], pick_less(limit, excess, zero, m) + log1p(pick_less(limit, excess, excess, rest)))
 
@@ -69,7 +70,7 @@ cdef inline void finish_state(batch_stats* s, Py_ssize_t k) noexcept nogil:
     cdef simd[double] m, rest, one = simd[double](1.0), zero = simd[double](0.0)
     for i from 0 <= i < k by w:
         m = load(&s.m[i])
-        rest = rest_of(m, load(&s.total[i]), load(&s.count[i]))
+        rest = load(&s.total[i]) * exp(zero - near_zero(m)) + (load(&s.count[i]) - one)
         # rest is finite or NaN in these rows: times 0 keeps the NaN
         rest = pick_equal(m, simd[double](-INFINITY), rest * zero - one, rest)
         rest = pick_equal(m, simd[double](INFINITY), rest * zero + simd[double](INFINITY), rest)

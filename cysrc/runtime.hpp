@@ -13,8 +13,9 @@ namespace {
 constexpr int HAS_OPENMP = 1;
 inline int openmp_threads() { return omp_get_max_threads(); }
 inline int in_parallel() { return omp_in_parallel(); }
-// A forked child of libgomp waits for threads that do not exist there: give them back before the fork.
-inline void openmp_pause() { if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_hard); }
+// A forked child of libgomp waits for threads that do not exist there: give them back before the fork. A soft pause does so; after a
+// hard one LLVM's libomp, which needs none, ends the child with a failed assertion.
+inline void openmp_pause() { if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_soft); }
 #else
 constexpr int HAS_OPENMP = 0;
 inline int openmp_threads() { return 1; }

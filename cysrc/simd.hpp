@@ -48,6 +48,7 @@ template <class S> struct simd {
     using I = typename traits<S>::integer;
     typedef C vec __attribute__((vector_size(DS_BYTES)));
     typedef I ivec __attribute__((vector_size(DS_BYTES)));
+    typedef typename std::make_unsigned<I>::type uivec __attribute__((vector_size(DS_BYTES)));
     static constexpr int width = DS_BYTES / sizeof(C);
 
     vec v;
@@ -64,6 +65,7 @@ template <class S> struct simd {
 
 template <class S> using vec_of = typename simd<S>::vec;
 template <class S> using ivec_of = typename simd<S>::ivec;
+template <class S> using uivec_of = typename simd<S>::uivec;       // for sums that may wrap
 typedef float vec_f32 __attribute__((vector_size(DS_BYTES)));
 typedef double vec_f64 __attribute__((vector_size(DS_BYTES)));
 typedef uint32_t uvec_32 __attribute__((vector_size(DS_BYTES)));

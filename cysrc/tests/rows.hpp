@@ -199,7 +199,8 @@ template <class S> void check_writes() {
                         const ptrdiff_t at = i - offset;
                         C want = -77;
                         if (at >= 0 && at < n) want = kind == LOG ? (C(lane_of(x[size_t(at)])) - C(3)) - C(0.75) : e[at] * C(0.75);
-                        g.that(same(lane_of(memory[i]), lane_of(element_of<S>(double(want)))), "kind %d, %td of %td: %a", kind, at, n, double(lane_of(memory[i])));
+                        const C got = lane_of(memory[i]);
+                        g.that(same(got, C(lane_of(element_of<S>(double(want))))), "kind %d, %td of %td: %a", kind, at, n, double(got));
                     }
                 }
 }
