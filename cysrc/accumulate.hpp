@@ -41,17 +41,19 @@ template <class S> struct wide {
     typedef float half __attribute__((vector_size(DS_BYTES / 2)));
     vec_f64 low, high;
     DS_INLINE wide() : low(vec_f64{}), high(vec_f64{}) {}
-    DS_INLINE void add(simd<S> x) {
+    DS_INLINE explicit wide(simd<S> x) {
 #if DS_BYTES == 64
-        low += (vec_f64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x.v));
-        high += (vec_f64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x.v, 1));
+        low = (vec_f64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x.v));
+        high = (vec_f64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x.v, 1));
 #else
         half h[2];
         std::memcpy(h, &x.v, sizeof h);
-        low += __builtin_convertvector(h[0], vec_f64);
-        high += __builtin_convertvector(h[1], vec_f64);
+        low = __builtin_convertvector(h[0], vec_f64);
+        high = __builtin_convertvector(h[1], vec_f64);
 #endif
     }
+    DS_INLINE explicit wide(const block_total<S>& b) : wide(b.sum) {}
+    DS_INLINE void add(simd<S> x) { join(wide(x)); }
     DS_INLINE void add(const block_total<S>& b) { add(b.sum); }
     DS_INLINE void join(const wide& o) { low += o.low; high += o.high; }
     DS_INLINE double total() const { return hsum(simd<double>(low + high)); }
@@ -73,6 +75,8 @@ template <class S> struct wide {
 template <> struct wide<double> {
     vec_f64 sum, error;
     DS_INLINE wide() : sum(vec_f64{}), error(vec_f64{}) {}
+    DS_INLINE explicit wide(simd<double> x) : sum(x.v), error(vec_f64{}) {}
+    DS_INLINE explicit wide(const block_total<double>& b) : sum(b.sum), error(b.error) {}
     DS_INLINE void add(simd<double> x) { sum = two_sum(sum, x.v, error); }
     DS_INLINE void add(const block_total<double>& b) {
         sum = two_sum(sum, b.sum, error);

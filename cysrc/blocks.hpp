@@ -127,6 +127,7 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
     };
     simd<S> rows[w];
     for (ptrdiff_t j = 0; j < w; ++j) {
+        for (int i = 0; i < registers; ++i) read_ahead(x[j] + i * w);
         rows[j] = vmax(get(j, 0), simd<S>(-std::numeric_limits<double>::infinity()));
         for (int i = 1; i < registers; ++i) rows[j] = vmax(get(j, i), rows[j]);
     }
@@ -157,8 +158,8 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
                 t[i] = zero_where_equal(y[at], v[at], largest);
             }
             counts[j + q] = int32_t(count);
-            if (registers == 1) sums[j + q].add(t[0]);
-            else sums[j + q].add(block_total<S>(t));
+            if (registers == 1) sums[j + q] = wide<S>(t[0]);
+            else sums[j + q] = wide<S>(block_total<S>(t));
         }
     }
     for (ptrdiff_t j = 0; j < w; ++j) r.count[j] = counts[j];

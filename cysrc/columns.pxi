@@ -84,7 +84,7 @@ cdef void run_tile(const task* t, compute_t* tag, Py_ssize_t r, Py_ssize_t cols)
     cdef bint keep = t.operation == SOFTMAX
     cdef batch_stats s
     tile_stats(t, tag, r, cols, 0, n, n, keep, &s)
-    finish(t.operation, &s, cols)
+    finish(t.operation, t.out_code, &s, cols)
     if not t.has_out:
         put_reduced(t, r, cols, &s)
         return

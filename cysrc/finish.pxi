@@ -41,6 +41,15 @@ cdef inline simd[double] near_zero(simd[double] m) noexcept nogil:
     return pick_less(vabs(m), simd[double](ZERO_SHIFT), m, simd[double](0.0))
 
 
+cdef inline void finish_lse_rounded(batch_stats* s, Py_ssize_t k) noexcept nogil:
+    """value = lse for a result narrower than float64: what cancels in m + log1p(rest) is below its rounding."""
+    cdef Py_ssize_t i, w = simd[double].lanes()
+    cdef simd[double] m, one = simd[double](1.0), zero = simd[double](0.0)
+    for i from 0 <= i < k by w:
+        m = load(&s.m[i])
+        store(&s.value[i], m + log1p(load(&s.total[i]) * exp(zero - near_zero(m)) + (load(&s.count[i]) - one)))
+
+
 cdef inline void finish_lse(batch_stats* s, Py_ssize_t k) noexcept nogil:
     """value = lse; -inf for m = -inf unless the total is NaN.
 
@@ -77,12 +86,14 @@ cdef inline void finish_state(batch_stats* s, Py_ssize_t k) noexcept nogil:
         store(&s.rest[i], rest)
 
 
-cdef inline void finish(int operation, batch_stats* s, Py_ssize_t k) noexcept nogil:
+cdef inline void finish(int operation, int out_code, batch_stats* s, Py_ssize_t k) noexcept nogil:
     if operation == SOFTMAX:
         finish_softmax(s, k)
     elif operation == LOG_SOFTMAX:
         finish_log(s, k)
-    elif operation == LOGSUMEXP:
+    elif operation == LOGSUMEXP and out_code == CODE_F64:
         finish_lse(s, k)
+    elif operation == LOGSUMEXP:
+        finish_lse_rounded(s, k)
     else:
         finish_state(s, k)

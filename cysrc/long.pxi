@@ -44,7 +44,7 @@ cdef void merge_rows(const task* t, const segments* g, Py_ssize_t first, Py_ssiz
         k = min(BATCH, last - r)
         for j in range(k):
             merge_segments(t, g, r + j, &s, j)
-        finish(t.operation, &s, k)
+        finish(t.operation, t.out_code, &s, k)
         if not t.has_out:
             put_reduced(t, r, k, &s)
             continue

@@ -156,7 +156,7 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
         for j in range(k):
             x[j] = source_row(t, tag, r + j, source + j * pitch * item)
         short_stats(x, n, k, t.operation, e, pitch, t.operation == SOFTMAX, &s)
-        finish(t.operation, &s, k)
+        finish(t.operation, t.out_code, &s, k)
         if not t.has_out:
             put_reduced(t, r, k, &s)
             continue
@@ -181,9 +181,9 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
 
     A pipeline of three rows: one is read for its maximum, one is summed, one is written. Buffers alternate.
     """
-    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, row_bytes, block_bytes, side
+    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, row_bytes, block_bytes, side, kept
     cdef size_t item = sizeof(double) if storage_t is double else sizeof(float)
-    cdef bint direct = t.direct, keep = t.operation == SOFTMAX
+    cdef bint direct = t.direct, keep = t.operation == SOFTMAX, deferred
     cdef const storage_t* x
     cdef char* e = NULL
     cdef char* blocks
@@ -195,6 +195,7 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
     p.is_log = not keep
     p.past_cache = direct and t.past_cache
     row_bytes = (n + w) * item
+    deferred = row_bytes <= DEFERRED
     block_bytes = (n // BLOCK + 2 * w) * item
     blocks = <char*>scratch(SLOT_BLOCK_MAX)
     if keep:
@@ -209,6 +210,7 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
         <const storage_t*>following.x, n, lane_buffer[storage_t](following.blocks), 0, simd[storage_t](-INFINITY))
     for r in range(first, last):
         side = r % 2
+        kept = side * row_bytes if keep and deferred else 0
         x = <const storage_t*>following.x
         s.m[k] = following.m
         s.c[k] = shift_for(t.operation, following.m)
@@ -216,25 +218,32 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
             following.x = source_row(t, tag, r + 1, source + (r + 1) % 3 * row_bytes)
             following.blocks = blocks + (1 - side) * block_bytes
         s.total[k] = segment_sum(
-            x, n, s.m[k], s.c[k], lane_buffer[storage_t](<void*>(e + side * row_bytes)), keep,
+            x, n, s.m[k], s.c[k], lane_buffer[storage_t](<void*>(e + kept)), keep,
             lane_buffer[storage_t](<void*>(blocks + side * block_bytes)), &s.count[k],
             &following if r + 1 < last else NULL, &p if p.n else NULL)
         if storage_t is float or storage_t is double:
             if p.n and not direct:
                 scatter_row(t[0], r - 1, 0, n, <storage_t*>p.out, <storage_t>(0 if keep else -INFINITY))
         if t.has_out:
-            finish(t.operation, &s, 1)
+            finish(t.operation, t.out_code, &s, 1)
             p.out = t.row(OP_OUT, r) if direct else <void*>x
             p.x = x
-            p.e = e + side * row_bytes
+            p.e = e + kept
             p.n = n
             p.head = aligned_head(<const storage_t*>p.out) if p.past_cache else 0
             p.c = s.c[0]
             p.value = s.value[0]
+            if not deferred:
+                # kept exponentials of two rows would push each other out of the cache
+                write_piece(tag, &p, 0, n)
+                if storage_t is float or storage_t is double:
+                    if not direct:
+                        scatter_row(t[0], r, 0, n, <storage_t*>p.out, <storage_t>(0 if keep else -INFINITY))
+                p.n = 0
         else:
             k += 1
             if k == w or r + 1 == last:
-                finish(t.operation, &s, k)
+                finish(t.operation, t.out_code, &s, k)
                 put_reduced(t, r + 1 - k, k, &s)
                 k = 0
     if p.n:
