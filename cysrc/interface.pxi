@@ -37,7 +37,7 @@ cdef void release(operands* o) noexcept:
             PyBuffer_Release(&o.view[op])
 
 
-cdef void describe(task* t, operands* o, Py_ssize_t axes) noexcept:
+cdef void describe(task* t, operands* o, unsigned long long axes) noexcept:
     """Base pointers and strides; an axis of length 1 does not move."""
     cdef Py_ssize_t strides[8]
     cdef int i, op
@@ -52,7 +52,7 @@ cdef void describe(task* t, operands* o, Py_ssize_t axes) noexcept:
 
 
 cdef int execute(
-    int operation, Py_ssize_t axes, int threads, x, int x_code, out, int out_code, scale=None, where=None, m=None, rest=None, sign=None,
+    int operation, unsigned long long axes, int threads, x, int x_code, out, int out_code, scale=None, where=None, m=None, rest=None, sign=None,
     b=None, int b_code=-1, bint initial=False
 ) except -1:
     """One call: hold the arrays, describe them, run, let go."""
@@ -105,24 +105,24 @@ def pause_threads():
     openmp_pause()
 
 
-def softmax(x, int x_code, out, int out_code, Py_ssize_t axes, bint log, scale, where, int threads):
+def softmax(x, int x_code, out, int out_code, unsigned long long axes, bint log, scale, where, int threads):
     execute(LOG_SOFTMAX if log else SOFTMAX, axes, threads, x, x_code, out, out_code, scale, where)
 
 
-def normalize(x, int x_code, out, int out_code, m, rest, Py_ssize_t axes, scale, where, int threads):
+def normalize(x, int x_code, out, int out_code, m, rest, unsigned long long axes, scale, where, int threads):
     execute(NORMALIZE, axes, threads, x, x_code, out, out_code, scale, where, m, rest)
 
 
-def logsumexp(x, int x_code, out, sign, int out_code, Py_ssize_t axes, scale, where, b, int b_code, int threads):
+def logsumexp(x, int x_code, out, sign, int out_code, unsigned long long axes, scale, where, b, int b_code, int threads):
     execute(LOGSUMEXP, axes, threads, x, x_code, out, out_code, scale, where, None, None, sign, b, b_code)
 
 
-def state(x, int x_code, m, rest, Py_ssize_t axes, scale, where, int threads):
+def state(x, int x_code, m, rest, unsigned long long axes, scale, where, int threads):
     execute(STATE, axes, threads, x, x_code, None, -1, scale, where, m, rest)
 
 
 def cumulative_logsumexp(x, int x_code, out, int out_code, int axis, bint initial, int threads):
-    execute(CUMULATIVE, <Py_ssize_t>1 << axis, threads, x, x_code, out, out_code, None, None, None, None, None, None, -1, initial)
+    execute(CUMULATIVE, <unsigned long long>1 << axis, threads, x, x_code, out, out_code, None, None, None, None, None, None, -1, initial)
 
 
 cdef void exp_all(const compute_t* x, compute_t* out, Py_ssize_t n) noexcept nogil:

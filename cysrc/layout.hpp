@@ -110,12 +110,12 @@ template <class C> void gather_row(const task& t, ptrdiff_t r, ptrdiff_t start, 
     const axis_group& g = t.reduced;
     const char* x = t.row(OP_X, r);
     const bool scaled = t.has_scale || t.base[OP_SCALE];
-    const C scale = C(t.row_scale(r));
+    const double scale = t.row_scale(r);
     ptrdiff_t done = 0;
     each_run(g, start, n, [&](ptrdiff_t at, ptrdiff_t count) {
         C* to = dst + done;
         gather(x + g.offset(at, OP_X), g.inner_stride(OP_X), count, to);
-        if (scaled) for (ptrdiff_t i = 0; i < count; ++i) to[i] *= scale;
+        if (scaled) for (ptrdiff_t i = 0; i < count; ++i) to[i] = C(double(to[i]) * scale);     // one rounding
         if (t.base[OP_WEIGHTS]) {
             C* w = weights + done;
             gather_for<C>(t.weights_code)(t.row(OP_WEIGHTS, r) + g.offset(at, OP_WEIGHTS), g.inner_stride(OP_WEIGHTS), count, w);
@@ -224,7 +224,7 @@ template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, 
         for (ptrdiff_t j = 0; j < cols && (scales || t.has_scale); ++j) {
             double s = t.scale;
             if (scales) std::memcpy(&s, scales + j * scale_step, sizeof s);
-            line[j] *= C(s);
+            line[j] = C(double(line[j]) * s);
         }
         if (where) fill_hidden(line, where + t.reduced.offset(start + i, OP_WHERE), where_step, cols, lowest);
         for (ptrdiff_t j = cols; j % w; ++j) line[j] = lowest;

@@ -115,3 +115,11 @@ def test_wider_dtype_is_wider_arithmetic(key: str, backend: str) -> None:
     if x.dtype.itemsize == 2:
         same(ds.softmax(x, 1), ds.softmax(x.astype(f4), 1).astype(x.dtype))
         same(ds.logsumexp(x, 1), ds.logsumexp(x.astype(f4), 1).astype(x.dtype))
+
+
+def test_as_many_axes_as_numpy_has(backend: str) -> None:
+    most = 64 if int(np.__version__.split(".")[0]) > 1 else 32
+    x = normal("f32", 5).reshape((1,) * (most - 2) + (5, 1))
+    same(ds.softmax(x, -2), ds.softmax(x.ravel()).reshape(x.shape))
+    same(ds.softmax(x, -1), np.ones(x.shape, f4))
+    same(ds.logsumexp(x, tuple(range(most))), ds.logsumexp(x.ravel()))

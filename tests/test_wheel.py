@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from process import ROOT, python
 
@@ -100,12 +101,22 @@ def test_metadata(wheel: Path) -> None:
     assert extras >= {"cuda12", "cuda13", "test", "test-cuda", "bench", "docs"}
 
 
+def python_with(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python outside the tree on an installed wheel and NumPy alone.
+
+    ``-S`` keeps the finder of an editable install away: it would answer for modules that the wheel lacks.
+    """
+    paths = os.pathsep.join([str(site), str(Path(np.__file__).parents[1])])
+    return python("-S", *arguments, cwd=site.parent, PYTHONPATH=paths)
+
+
 def test_installed_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(wheel, site)
-    where = python("-c", "import dualsoft; print(dualsoft.__file__)", cwd=tmp_path, PYTHONPATH=str(site))
-    assert where.stdout.startswith(str(site)), where.stdout + where.stderr
-    done = python("-m", "dualsoft", cwd=tmp_path, PYTHONPATH=str(site))
+    code = "import dualsoft, importlib.util as u; print(dualsoft.__file__, u.find_spec('dualsoft._cpuid').origin)"
+    where = python_with(site, "-c", code)
+    assert where.stdout.count(str(site)) == 2, where.stdout + where.stderr
+    done = python_with(site, "-m", "dualsoft")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -116,11 +127,11 @@ def test_pure_wheel(pure_wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(pure_wheel, site)
     code = "import dualsoft as ds; print(ds.softmax([0.0, 0.0]), ds.backend_for([1.0]), ds.backends()['cpu'])"
-    done = python("-W", "always", "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    done = python_with(site, "-W", "always", "-c", code)
     assert done.stdout.startswith("[0.5 0.5] reference"), done.stdout + done.stderr
     assert "kernels" in done.stdout
     assert "RuntimeWarning" in done.stderr
-    command = python("-m", "dualsoft", cwd=tmp_path, PYTHONPATH=str(site))
+    command = python_with(site, "-m", "dualsoft")
     assert command.returncode
     assert "kernels" in command.stdout + command.stderr
 
