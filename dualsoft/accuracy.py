@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dualsoft.arrays import as_array
 from dualsoft.dtypes import BF16, F16, F32, F64, SWAPPED, DType, find_format
+from dualsoft.isa import LEVELS
 
 Float = Any
 """A float or an array of them."""
@@ -35,13 +37,17 @@ _PRECISION = {
 }
 
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p")
+BACKENDS = ("cpu", "cuda", "reference")
 
 
 def _code(dtype: Any) -> int:
-    resolved: DType = np.dtype(dtype)
-    known = find_format(resolved)
+    try:
+        resolved: DType | None = None if dtype is None else np.dtype(dtype)  # None would be float64 to NumPy
+    except TypeError:
+        resolved = None
+    known = None if resolved is None else find_format(resolved)
     if known is None or known.code & ~SWAPPED > BF16:
-        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {resolved}")
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}")
     return known.code & ~SWAPPED
 
 
@@ -101,10 +107,11 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     n : int
         The number of elements summed.
     spread : float or ndarray
-        |scale·x - m|, for one element or the largest; with a ``scale``, plus the largest |scale·x| of the row. Only
-        "softmax" and "softmax_state" use it.
+        |s - m| with s = scale·x and m its row's maximum, for one element or the largest; with a ``scale``, plus
+        2·(|s| + |m|). Only "softmax" and "softmax_state" use it.
     backend : str, optional
-        What serves; CUDA flushes subnormal float32 to zero.
+        What serves: "cpu", "cpu:x86_64_v3" (one ISA level), "cuda" or "reference", usable here or not; CUDA flushes
+        subnormal float32 to zero.
 
     Returns
     -------
@@ -123,13 +130,23 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Raises
     ------
     ValueError
-        For a function that is not listed, or a negative ``n`` or ``spread``.
+        For a function or backend that is not known, a negative ``n``, or a ``spread`` that is negative or NaN.
     TypeError
-        For a dtype that is not listed.
+        For a dtype that is not listed, an ``n`` that is no integer, a ``spread`` that is not real, or a ``backend``
+        that is no string.
 
     Notes
     -----
     "exact" is float64 for half types and float32, of the input as rounded to its dtype; more than float64 for float64.
+
+    With a ``scale``, s and m are rounded, and the scale may be: hence 2·(|s| + |m|). This is first-order: it
+    holds while spread·u << 1, u the unit roundoff of the arithmetic (2**-53 for float64, else 2**-24). In the logs
+    this is an absolute error, and not in the bound; the tests allow, with S the spread of the element and A the mean of
+    the row's, weighted by its terms:
+
+    - log_softmax: 2u·A at the maximum, whose size is then ``|y|`` alone; with a ``scale``, 2u·(A + S) elsewhere;
+    - logsumexp: 2u·A with a ``scale``; with weights b, ``scale`` or not, ``2u·(2 + A)·sum|b·e| / |sum b·e|`` with
+      ``e = exp(s - m)``: what cancels is not won back.
 
     Examples
     --------
@@ -140,8 +157,9 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     code = _code(dtype)
     if function not in FUNCTIONS:
         raise ValueError(f"function must be one of {', '.join(FUNCTIONS)}, got {function!r}")
-    if n < 0 or np.any(np.asarray(spread) < 0):
-        raise ValueError(f"n and spread must not be negative, got n={n} and spread={spread}")
+    _check_sizes(n, spread)
+    if backend is not None:
+        _check_backend(backend)
     ulps = _ulps(function, spread)
     absolute = 0.0
     if function == "cumulative_logsumexp":
@@ -155,6 +173,30 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         # The float32 result, whose ulps are 2**(digits - 24) of the half type's, is rounded once more: half an ulp.
         ulps = 0.5 + ulps * 2.0 ** (_PRECISION[code].digits - _PRECISION[F32].digits)
     return Bound(ulps, absolute)
+
+
+def _check_sizes(n: object, spread: object) -> None:
+    """Refuse an ``n`` that is no length and a ``spread`` that is no distance."""
+    if isinstance(n, bool | np.bool_) or not isinstance(n, int | np.integer):
+        raise TypeError(f"n must be an integer, got {n!r}")
+    if n < 0:
+        raise ValueError(f"n must not be negative, got {n}")
+    distances = as_array(spread, "spread")
+    if find_format(distances.dtype) is None and distances.dtype != np.longdouble:
+        raise TypeError(f"spread must be real, got {spread!r}")
+    if not (distances >= 0).all():
+        raise ValueError(f"spread must be at least 0, got {spread!r}")
+
+
+def _check_backend(backend: object) -> None:
+    """Refuse what is no backend of dualsoft: nothing is promised for those from outside."""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {backend!r}")
+    base, colon, level = backend.partition(":")
+    if base not in BACKENDS or (colon and (base != "cpu" or level not in LEVELS)):
+        raise ValueError(
+            f"backend must be one of {', '.join(BACKENDS)} or cpu:LEVEL (of {', '.join(LEVELS)}), got {backend!r}"
+        )
 
 
 def _ulps(function: str, spread: Float) -> Float:

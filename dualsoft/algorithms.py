@@ -74,7 +74,7 @@ def naive_softmax(x: Any, axis: int = -1) -> Any:
     """
     array, along, sums, result = algorithm_input(x, axis)
     xp = module_of(array)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         e = xp.exp(array.astype(sums))
         return (e / e.sum(axis=along, keepdims=True)).astype(result)
 
@@ -108,7 +108,7 @@ def safe_softmax(x: Any, axis: int = -1) -> Any:
     """
     array, along, sums, result = algorithm_input(x, axis)
     xp = module_of(array)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         values = array.astype(sums)
         m = values.max(axis=along, keepdims=True, initial=-np.inf)
         e = xp.exp(values - m)
@@ -150,7 +150,7 @@ def online_softmax(x: Any, axis: int = -1) -> Any:
     """
     array, along, sums, result = algorithm_input(x, axis)
     xp = module_of(array)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         values = xp.moveaxis(array, along, 0)
         m = xp.full(values.shape[1:], -np.inf, sums)
         d = xp.zeros(values.shape[1:], sums)

@@ -38,6 +38,42 @@ def _integer(axis: object, name: str) -> int:
         raise TypeError(f"{name} must be an integer, got {axis!r}") from None
 
 
+def check_truth(value: object, name: str) -> None:
+    """Refuse what has no truth value of its own, as arrays of several elements.
+
+    Raises
+    ------
+    TypeError
+    """
+    size = getattr(value, "size", 1)
+    if isinstance(size, int) and size != 1:
+        raise TypeError(f"{name} must be True or False, got an array of the shape {getattr(value, 'shape', size)}")
+    try:
+        bool(value)
+    except Exception as error:  # arrays of other libraries have errors of their own for it
+        raise TypeError(f"{name} must be True or False, got a {type(value).__qualname__}: {error}") from error
+
+
+def shape_of(shape: object, name: str = "shape") -> Shape:
+    """Return a shape as a tuple; an integer is the shape of one axis.
+
+    Raises
+    ------
+    TypeError
+        When it is neither an integer nor a tuple of integers.
+    ValueError
+        When a length is negative.
+    """
+    entries = shape if isinstance(shape, tuple | list) else (shape,)
+    try:
+        lengths = tuple(_integer(entry, name) for entry in entries)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer or a tuple of integers, got {shape!r}") from None
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"{name} must not have a negative length, got {shape!r}")
+    return lengths
+
+
 def reduced_axes(axis: object, ndim: int) -> tuple[tuple[int, ...], int]:
     """Return the reduced axes, ascending, and their bit mask. None is all of them.
 
@@ -221,11 +257,28 @@ def _checked_out(out: object, shape: Shape, dtype: DType, x: Array) -> Array:
         flags = array.flags
         if not flags.writeable:
             raise ValueError("out is read-only")
-        if not flags.c_contiguous and any(
-            stride == 0 and length > 1 for stride, length in zip(array.strides, shape, strict=True)
-        ):
-            raise ValueError(f"out has several elements in one place (strides {array.strides})")
+        if not flags.c_contiguous and not flags.f_contiguous and _overlaps_itself(array):
+            raise ValueError(
+                f"out must have each element in memory of its own; with the shape {shape} and the strides "
+                f"{array.strides}, several are in one place or interleave"
+            )
     return array
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Return whether elements may share bytes: an axis steps by less than all the axes of smaller steps reach over.
+
+    Views by slicing and transposing never do. The exact answer can take for ever, so strides that interleave without
+    meeting count as overlapping.
+    """
+    if array.size == 0:
+        return False
+    reach = array.itemsize
+    for step, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if step < reach:
+            return True
+        reach += step * (length - 1)
+    return False
 
 
 def _overlaps(out: Array, inputs: Iterable[object]) -> bool:

@@ -44,6 +44,8 @@ def as_array(value: object, name: str) -> Array:
     ------
     TypeError
         For masked arrays, sparse matrices and the arrays of other libraries; the message says what to do.
+    ValueError
+        When NumPy makes no array of it, as of lists of unequal lengths.
     """
     kind = type(value)
     if kind is np.ndarray:
@@ -64,7 +66,12 @@ def as_array(value: object, name: str) -> Array:
             f"{name} is a {kind.__module__}.{kind.__qualname__}, neither a NumPy nor a CuPy array, and is not "
             f"converted silently: pass numpy.from_dlpack({name}) (or cupy.from_dlpack for device memory)"
         )
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be an array or convertible to one, got a {kind.__qualname__}: {error}"
+        ) from error
 
 
 def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Array:

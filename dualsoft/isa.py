@@ -7,11 +7,14 @@ the operating system can run it. ``DUALSOFT_SIMD`` overrides the choice.
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple, cast
 
 ENVIRONMENT = "DUALSOFT_SIMD"
+SPINS = "3000"
+_WAITING = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
 
 
 class Level(NamedTuple):
@@ -112,8 +115,26 @@ def load(level: str) -> ModuleType:
     """Return the kernels of ``level``, imported at the first call. The caller has made sure that it is usable."""
     kernels = _loaded.get(level)
     if kernels is None:
-        kernels = _loaded[level] = importlib.import_module(module_name(level))
+        with _short_wait():
+            kernels = _loaded[level] = importlib.import_module(module_name(level))
     return kernels
+
+
+@contextmanager
+def _short_wait() -> Iterator[None]:
+    """Have GNU's OpenMP, which reads it when it is loaded, let its idle threads sleep after some ten microseconds.
+
+    Its own default, milliseconds of spinning, uses up the threads' share of a busy processor: the next call then waits
+    for a thread that does not get its turn. Whoever has chosen a policy by its environment variables keeps it.
+    """
+    chosen_already = not _WAITING.isdisjoint(os.environ)
+    if not chosen_already:
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+    try:
+        yield
+    finally:
+        if not chosen_already:
+            del os.environ["GOMP_SPINCOUNT"]
 
 
 def loaded() -> list[ModuleType]:

@@ -4,7 +4,7 @@
 1.
 """
 
-from typing import Any
+import math
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def canonical(m: Array, rest: Array) -> tuple[Array, Array]:
 def merge_pairs(m_a: Array, rest_a: Array, m_b: Array, rest_b: Array) -> tuple[Array, Array]:
     """Return the pair of the union. Swapping the sides changes no bit."""
     xp = module_of(m_a)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         a_higher, b_higher = m_a > m_b, m_b > m_a
         # The side with the higher maximum keeps its rest; a tie, of infinities too, adds the 1 that one side loses.
         gap = xp.where(a_higher, m_b - m_a, m_a - m_b)
@@ -42,7 +42,7 @@ def merge_pairs(m_a: Array, rest_a: Array, m_b: Array, rest_b: Array) -> tuple[A
 
 def log_of(m: Array, rest: Array) -> Array:
     """Return log(d·exp(m))."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         return m + module_of(m).log1p(rest)
 
 
@@ -74,7 +74,7 @@ def unpack_pair(packed: Array) -> tuple[Array, Array]:
     m, rest = packed[2 + len(shape) :].reshape(2, *shape).copy()
     m, rest = module_of(packed).asarray(m), module_of(packed).asarray(rest)
     if not is_cupy(packed) and (rest < -1).any():
-        raise ValueError(f"array is not a packed state: it holds the negative d {1 + rest.min()}")
+        raise ValueError(f"array is not a packed state: it holds the negative d {1 + rest[rest < -1].min()}")
     return canonical(m, rest)
 
 
@@ -92,7 +92,6 @@ def _packed_shape(packed: Array) -> tuple[int, ...]:
     if not all(length.is_integer() and length >= 0 for length in lengths):
         raise ValueError(f"array is not a packed state: it says the shape {lengths}")
     shape = tuple(int(length) for length in lengths)
-    size: Any = 2 + len(shape) + 2 * np.prod(shape, dtype=np.float64)
-    if size != packed.size:
-        raise ValueError(f"array has {packed.size} entries; a packed state of shape {shape} has {size:g}")
+    if packed.size != 2 + len(shape) + 2 * math.prod(shape):
+        raise ValueError(f"array has {packed.size} entries, which a packed state of the shape {lengths} has not")
     return shape

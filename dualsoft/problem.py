@@ -144,6 +144,9 @@ def logsumexp_problem(
     out: object,
 ) -> LogSumExpProblem:
     """Judge the arguments of ``logsumexp``. ``a`` and ``b`` broadcast together."""
+    if not type(keepdims) is type(return_sign) is bool:
+        arguments.check_truth(keepdims, "keepdims")
+        arguments.check_truth(return_sign, "return_sign")
     if type(a) is _ndarray and b is None and where is None and dtype is None and out is None:
         plain = PLAIN_FORMATS.get(a.dtype)
         if plain is not None and (scale is None or type(scale) is float):
@@ -236,6 +239,7 @@ def normalize_problem(
 
 def cumulative_problem(x: object, axis: object, include_initial: bool, dtype: object, out: object) -> CumulativeProblem:
     """Judge the arguments of ``cumulative_logsumexp``."""
+    arguments.check_truth(include_initial, "include_initial")
     array = as_array(x, "x")
     known = _format(array, "x")
     along = arguments.one_axis(axis, array.ndim)
@@ -245,6 +249,11 @@ def cumulative_problem(x: object, axis: object, include_initial: bool, dtype: ob
         shape = (*shape[:along], shape[along] + 1, *shape[along + 1 :])
     target = arguments.result_array(out, shape, result, array, ())
     return CumulativeProblem(array, target, (along,), 1 << along, known.code, _code(target), bool(include_initial))
+
+
+def identity_shape(shape: object) -> tuple[int, ...]:
+    """Judge the shape of ``SoftmaxState.identity``."""
+    return arguments.shape_of(shape)
 
 
 def vector(x: object) -> Array:

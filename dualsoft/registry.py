@@ -141,9 +141,12 @@ def _broken(reason: str) -> Callable[[Any], None]:
 def _reason(backend: Backend) -> str | None:
     """Return why a backend cannot be used; an error on the way is the reason."""
     try:
-        return backend.available()
+        reason: object = backend.available()
     except Exception as error:  # as above
         return f"{type(error).__name__}: {error}"
+    if reason is None or isinstance(reason, str):
+        return reason
+    return f"its available() must return None or the reason (a string), and returned {reason!r}"
 
 
 def backends() -> dict[str, str | None]:

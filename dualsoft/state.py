@@ -8,7 +8,7 @@ import numpy as np
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
 from dualsoft.dtypes import FLOAT64, find_format
 from dualsoft.pair import canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
-from dualsoft.problem import normalize_problem, state_problem
+from dualsoft.problem import identity_shape, normalize_problem, state_problem
 from dualsoft.registry import require, run
 
 
@@ -86,6 +86,11 @@ class SoftmaxState:
         -------
         SoftmaxState
 
+        Raises
+        ------
+        TypeError, ValueError
+            When ``shape`` is not an integer or a tuple of integers, or a length is negative.
+
         Examples
         --------
         >>> import dualsoft
@@ -93,7 +98,8 @@ class SoftmaxState:
         [-inf, -inf]
         """
         xp = np if like is None else module_of(as_array(like, "like"))
-        return _state_from(xp.full(shape, -np.inf, FLOAT64), xp.full(shape, -1.0, FLOAT64))
+        lengths = identity_shape(shape)
+        return _state_from(xp.full(lengths, -np.inf, FLOAT64), xp.full(lengths, -1.0, FLOAT64))
 
     @property
     def m(self) -> Any:
@@ -128,7 +134,7 @@ class SoftmaxState:
         >>> dualsoft.SoftmaxState.identity(()).update([0.0, 0.0]).d.item()
         2.0
         """
-        return merge_two(self, state_of(x, axis, where, scale, self.shape))
+        return merge_two(self, state_of(x, axis, where, scale, self.shape, "the state"))
 
     def normalize(
         self,
@@ -285,12 +291,16 @@ class SoftmaxState:
         return _state_from, (self._m, self._rest)
 
 
-def state_of(x: object, axis: object, where: object, scale: object, shape: tuple[int, ...] | None) -> SoftmaxState:
+def state_of(
+    x: object, axis: object, where: object, scale: object, shape: tuple[int, ...] | None, whose: str = "initial"
+) -> SoftmaxState:
     """Return the state of ``x``, which must have ``shape`` if that is given, the shape of a state to merge with."""
     problem = state_problem(x, axis, where, scale)
     m, rest, axes = problem.m, problem.rest, problem.axes
     if shape is not None and shape != (reduced := tuple(m.squeeze(axes).shape)):
-        raise ValueError(f"initial has shape {shape}, but x reduces to the shape {reduced}")
+        raise ValueError(
+            f"x has shape {problem.x.shape}, which reduces to {reduced} over axis={axis}, but {whose} has shape {shape}"
+        )
     if problem.x.size:
         run(problem)
     else:
@@ -311,10 +321,20 @@ def _freeze(state: SoftmaxState, m: Array, rest: Array) -> None:
         # Arithmetic on 0-d arrays gives NumPy scalars.
         m, rest = np.asarray(m), np.asarray(rest)
     if isinstance(m, np.ndarray):
-        m.setflags(write=False)
-        rest.setflags(write=False)
+        m, rest = _locked(m), _locked(rest)
     _set_m(state, m)
     _set_rest(state, rest)
+
+
+def _locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view that cannot be made writable: NumPy lets only the owner of the memory take read-only back."""
+    owner = array.base
+    array.setflags(write=False)
+    if owner is None:
+        return array.view()
+    if isinstance(owner, np.ndarray):
+        owner.setflags(write=False)
+    return array
 
 
 def _state_from(m: Array, rest: Array) -> SoftmaxState:

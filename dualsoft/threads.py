@@ -117,7 +117,10 @@ class num_threads:  # a context manager, used like a function
 def _valid(n: object, name: str) -> int:
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise TypeError(f"{name} must be an integer, got {n!r}")
-    count = operator.index(n)
+    try:
+        count = operator.index(n)
+    except TypeError:  # NumPy's arrays and scalars all have the method, and only some can answer
+        raise TypeError(f"{name} must be an integer, got {n!r}") from None
     if not 1 <= count <= MOST:
         raise ValueError(f"{name} must be between 1 and {MOST}, got {count}")
     return count

@@ -153,7 +153,7 @@ def logsumexp(
             # |s - m|; the sum keeps the absolute errors of its terms however much of them cancels, and its logarithm
             # turns relative error into absolute. Spread counts in 2 units.
             lost = np.where(total == 0, 1, np.abs(terms).sum(-1, keepdims=True) / np.abs(total))
-            spread = (2 + mean_spread(r)) * lost
+            spread = (2 + mean_spread(r)) * np.where(np.isnan(lost), 1, lost)  # the sum is special, and so exact
     want = pack(a, axis, r, value, magnitude, spread)
     shape = np.shape(a)
     return want, from_rows(sign, shape, axes_of(axis, len(shape)))

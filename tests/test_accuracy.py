@@ -60,6 +60,16 @@ def test_named_and_the_same_for_every_way_to_say_the_dtype() -> None:
         ({"dtype": np.int32}, TypeError, "int32"),
         ({"n": -1}, ValueError, "n"),
         ({"spread": -1.0}, ValueError, "spread"),
+        ({"n": "3"}, TypeError, "n must be an integer, got '3'"),
+        ({"n": None}, TypeError, "n must be an integer, got None"),
+        ({"n": 3.5}, TypeError, "n must be an integer, got 3.5"),
+        ({"spread": "a"}, TypeError, "spread must be real, got 'a'"),
+        ({"spread": None}, TypeError, "spread must be real, got None"),
+        ({"spread": np.nan}, ValueError, "spread must be at least 0, got nan"),
+        ({"dtype": "zz"}, TypeError, "dtype must be float16.*'zz'"),
+        ({"dtype": None}, TypeError, "dtype must be float16.*None"),
+        ({"backend": "gpu"}, ValueError, "backend.*'gpu'"),
+        ({"backend": 3}, TypeError, "backend must be a string, got 3"),
     ],
 )
 def test_errors(arguments: dict[str, Any], error: type[Exception], word: str) -> None:

@@ -211,3 +211,58 @@ def test_unpack(spoil: str) -> None:
 
 def test_trace_wants_one_axis() -> None:
     expect(ValueError, ("x", "(3, 4)", "one dimension"), lambda: ds.trace(X))
+
+
+SEVERAL = np.array([True, False])
+# what -> (call, exception, words of the message)
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
+    "ragged x": (lambda: ds.softmax([[1], [1, 2]]), ValueError, ("x", "list")),
+    "ragged where": (lambda: ds.softmax(X, where=[[True], [True, False]]), ValueError, ("where", "list")),
+    "num_threads": (lambda: ds.num_threads(np.array([2])), TypeError, ("n must", "[2]", "integer")),
+    "set_num_threads": (lambda: ds.set_num_threads(np.array([2])), TypeError, ("n must", "[2]", "integer")),
+    "update": (lambda: STATE.update(X, 0), ValueError, ("x has shape (3, 4)", "(4,)", "the state has shape (3,)")),
+    "identity of a string": (lambda: ds.SoftmaxState.identity("a"), TypeError, ("shape", "'a'", "integer")),
+    "identity of -1": (lambda: ds.SoftmaxState.identity((-1,)), ValueError, ("shape", "(-1,)", "negative")),
+    "identity of 2.0": (lambda: ds.SoftmaxState.identity((2.0,)), TypeError, ("shape", "(2.0,)", "integer")),
+    "keepdims": (lambda: ds.logsumexp(X, 1, keepdims=SEVERAL), TypeError, ("keepdims", "(2,)", "True or False")),
+    "return_sign": (lambda: ds.logsumexp(X, 1, return_sign=SEVERAL), TypeError, ("return_sign", "(2,)")),
+    "include_initial": (
+        lambda: ds.cumulative_logsumexp(X, include_initial=SEVERAL),
+        TypeError,
+        ("include_initial", "(2,)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
+def test_other_arguments(case: Any) -> None:
+    expect(case[1], case[2], case[0])
+
+
+def test_truth_values_of_numpy_are_taken() -> None:
+    assert ds.logsumexp(X, 1, keepdims=np.True_).shape == (3, 1)
+    assert len(ds.logsumexp(X, 1, return_sign=np.array([1]))) == 2
+    assert ds.cumulative_logsumexp(X, include_initial=np.False_).shape == X.shape
+
+
+def test_packed_lengths_that_overflow() -> None:
+    with np.errstate(all="raise"):
+        expect(ValueError, ("4 entries", "1e+300"), lambda: ds.SoftmaxState.unpack(np.array([1, 2, 1e300, 1e300])))
+
+
+def test_quiet_when_numpy_raises() -> None:
+    low, high = ds.SoftmaxState(-740.0, 1.5), ds.SoftmaxState(0.0, 1.0)
+    with np.errstate(all="raise"):
+        assert ds.merge(low, high).d >= 1
+        assert ds.SoftmaxState(0.0, np.array([0.0, 1e-310])).lse[0] == -np.inf
+        assert ds.trace([0.0, -740.0, -np.inf, np.inf, np.nan])[2].d == 1
+        for f in (ds.algorithms.naive_softmax, ds.algorithms.safe_softmax, ds.algorithms.online_softmax):
+            f(np.array([0.0, -740.0, -1e4]))
+            f(np.array([0, -11], np.float16))
+            f(np.array([-np.inf, -np.inf], np.float16))
+
+
+def test_arrays_of_a_state_stay_read_only() -> None:
+    for state in (STATE, ds.softmax_state(X, 1), ds.merge(STATE, STATE), ds.SoftmaxState.unpack(STATE.pack())):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            state.m.setflags(write=True)

@@ -163,3 +163,31 @@ def test_result_memory_is_new(backend: str) -> None:
     assert not np.shares_memory(ds.softmax(x, 1), x)
     assert isinstance(ds.logsumexp(x), np.float64)
     assert isinstance(ds.logsumexp(np.float32(3)), np.float32)
+
+
+@pytest.mark.parametrize("name", [*ROWS, "normalize", "cumulative"])
+def test_out_that_overlaps_itself(name: str, backend: str) -> None:
+    strided = np.lib.stride_tricks.as_strided
+    for shape, strides, offset in [
+        ((3, 4), (4, 4), 0),
+        ((3, 4), (8, 4), 0),
+        ((3, 4), (-4, 4), 8),
+        ((3, 4), (16, 2), 0),
+    ]:
+        root = np.full(20, 7, np.float32)
+        out = strided(root[offset:], shape, strides)
+        f = {"normalize": ds.softmax_state(out.copy(), 1).normalize, "cumulative": cumulative, **ROWS}[name]
+        for x in (np.ones(shape, np.float32), out):
+            with pytest.raises(ValueError, match="out must have each element"):
+                f(x, 1, out=out)
+            assert (root == 7).all()
+    with pytest.raises(ValueError, match="out must have each element"):
+        ds.logsumexp(np.ones((3, 4, 5)), 2, out=strided(np.ones(6), (3, 4), (8, 8)))
+
+
+def test_windows_in_place_are_refused(backend: str) -> None:
+    line = np.arange(6, dtype=np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(line, 3, writeable=True)
+    with pytest.raises(ValueError, match="strides"):
+        ds.softmax(windows, 1, out=windows)
+    assert (line == np.arange(6)).all()

@@ -206,3 +206,15 @@ def test_without_kernels_the_command_fails() -> None:
     assert done.returncode not in (0, None)
     assert "kernels" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_available_must_say_none_or_why() -> None:
+    out = run_code(
+        REGISTER
+        + textwrap.dedent("""
+        ds.register_backend("yes", available=lambda: True, accepts=accepts, run=run)
+        print(ds.backends()["yes"])
+        """)
+    )
+    assert "available()" in out
+    assert "True" in out

@@ -96,3 +96,10 @@ with threadpoolctl.threadpool_limits(1, user_api="openmp"):
     print(openmp, ds.get_num_threads())
 """
     assert run_code(code, OMP_NUM_THREADS="3").split()[1] == "1"
+
+
+def test_waiting_threads_sleep_soon_unless_told_otherwise() -> None:
+    """The policy is set for the loading of OpenMP alone: neither this process nor its children keep the variable."""
+    show = "import os, dualsoft as ds; ds.softmax([0.0, 1.0]); print(os.environ.get('GOMP_SPINCOUNT'))"
+    assert run_code(show) == "None"
+    assert run_code(show, GOMP_SPINCOUNT="77") == "77"
