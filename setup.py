@@ -68,7 +68,7 @@ class BuildKernels(build_ext):
     def build_extensions(self) -> None:
         if not self._compiles("int main() { return 0; }"):
             raise PlatformError(
-                "dualsoft's kernels need a C++17 compiler (GCC 12 or Clang 14, or newer) and none works here. Install one "
+                "dualsoft's kernels need a C++17 compiler (GCC 12, Clang 14 or newer) and none works here. Install one "
                 "(Debian and Ubuntu: g++; Fedora: gcc-c++; macOS: the Xcode command line tools) or set CXX, "
                 "or set DUALSOFT_PURE=1 to build without kernels: slow, NumPy only."
             )

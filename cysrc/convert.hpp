@@ -91,6 +91,16 @@ template <class T, class C> void scatter_run(const C* src, ptrdiff_t n, char* ds
             return;
         }
     }
+    if constexpr (std::is_arithmetic<T>::value) {
+        // the same with a stride that the compiler knows, so that it uses vectors
+        if (stride == ptrdiff_t(sizeof(T))) {
+            for (ptrdiff_t i = 0; i < n; ++i) {
+                const T y = T(src[i]);
+                std::memcpy(dst + i * sizeof(T), &y, sizeof y);
+            }
+            return;
+        }
+    }
     for (ptrdiff_t i = 0; i < n; ++i) {
         T y;
         if constexpr (std::is_same<T, f16>::value) y.bits = narrow_f16(float(src[i]) - vec_f32{})[0];

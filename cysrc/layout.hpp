@@ -142,6 +142,17 @@ template <class C> void scatter_row(const task& t, ptrdiff_t r, ptrdiff_t start,
     });
 }
 
+// Where rows r .. r + n - 1 of an operand begin.
+template <class S> DS_INLINE void row_starts(const task& t, int op, ptrdiff_t r, ptrdiff_t n, S** starts) {
+    if (t.kept.ndim == 1) {
+        const ptrdiff_t step = t.kept.stride[0][op];
+        char* first = t.base[op] + r * step;
+        for (ptrdiff_t j = 0; j < n; ++j) starts[j] = (S*)(first + j * step);
+    } else {
+        for (ptrdiff_t j = 0; j < n; ++j) starts[j] = (S*)t.row(op, r + j);
+    }
+}
+
 // Calls run(first, n) for each stretch of [start, start + count) that stays on the group's inner axis.
 template <class F> DS_INLINE void each_run(const axis_group& g, ptrdiff_t start, ptrdiff_t count, F&& run) {
     const ptrdiff_t inner = g.inner_shape();

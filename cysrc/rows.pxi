@@ -153,15 +153,21 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
         source = <char*>scratch(SLOT_SOURCE)
     for r from first <= r < last by w:
         k = min(w, last - r)
-        for j in range(k):
-            x[j] = source_row(t, tag, r + j, source + j * pitch * item)
+        if direct:
+            row_starts(t[0], OP_X, r, k, <storage_t**>&x[0])
+        else:
+            for j in range(k):
+                x[j] = source_row(t, tag, r + j, source + j * pitch * item)
         short_stats(x, n, k, t.operation, e, pitch, t.operation == SOFTMAX, &s)
         finish(t.operation, t.out_code, &s, k)
         if not t.has_out:
             put_reduced(t, r, k, &s)
             continue
-        for j in range(k):
-            out[j] = <storage_t*>t.row(OP_OUT, r + j) if direct else <storage_t*>x[j]
+        if direct:
+            row_starts(t[0], OP_OUT, r, k, &out[0])
+        else:
+            for j in range(k):
+                out[j] = <storage_t*>x[j]
         if n <= GROUP * w:
             few_output(out, x, n, k, is_log, e, s.c, s.value, direct and t.past_cache)
         else:

@@ -121,6 +121,7 @@ cdef extern from "layout.hpp" nogil:
         double row_scale(Py_ssize_t r)
     void gather_run_of(int code, const char* src, Py_ssize_t stride, Py_ssize_t n, double* dst)
     void scatter_run_of(int code, const double* src, Py_ssize_t n, char* dst, Py_ssize_t stride)
+    void row_starts[S](const task& t, int op, Py_ssize_t r, Py_ssize_t n, S** starts)
     void put_value(const task& t, int op, int code, Py_ssize_t r, double value)
     void put_values(const task& t, int op, int code, Py_ssize_t r, Py_ssize_t n, const double* values)
     double get_value(const task& t, int op, Py_ssize_t r)
