@@ -87,10 +87,19 @@ DS_INLINE block_total<S> part_terms(const S* x, ptrdiff_t n, simd<S> m, simd<S> 
         } else {
             for (ptrdiff_t j = 0; j < GROUP; ++j) {
                 const ptrdiff_t at = i + j * w;
-                t[j] = simd<S>(0.0);
-                if (at >= n) continue;
-                v[0] = at + w <= n ? load(x + at) : load_partial(x + at, n - at);
-                terms<1, tied, keep>(v, m, c, t + j, e.at(at), count);
+                if (at + w <= n) v[j] = load(x + at);
+                else if (at < n) v[j] = load_partial(x + at, n - at);
+                else v[j] = simd<S>(-std::numeric_limits<double>::infinity());
+                t[j] = v[j] - c;
+            }
+            exp_each<GROUP>(t);
+            for (ptrdiff_t j = 0; j < GROUP; ++j) {
+                const ptrdiff_t at = i + j * w;
+                if (at >= n) { t[j] = simd<S>(0.0); continue; }
+                if (keep) e.put(at, t[j]);
+                if (!tied) continue;
+                count += count_equal(v[j], m);
+                t[j] = zero_where_equal(t[j], v[j], m);
             }
         }
         if (i) sum.add(t);

@@ -3,11 +3,15 @@
 cdef inline simd[storage_t] part_max(const storage_t* x, Py_ssize_t n) noexcept nogil:
     """Lane-wise maximum of the n elements that follow the last whole block."""
     cdef Py_ssize_t w = simd[storage_t].lanes(), i = 0
-    cdef simd[storage_t] m = simd[storage_t](-INFINITY)
-    while i + w <= n:
-        m = vmax(load(x + i), m)
+    cdef simd[storage_t] a = simd[storage_t](-INFINITY), b = simd[storage_t](-INFINITY)
+    while i + 2 * w <= n:
+        a = vmax(load(x + i), a)
+        b = vmax(load(x + i + w), b)
+        i += 2 * w
+    if i + w <= n:
+        a = vmax(load(x + i), a)
         i += w
-    return vmax(load_partial(x + i, n - i), m) if i < n else m
+    return vmax(vmax(load_partial(x + i, n - i), a) if i < n else a, b)
 
 
 cdef inline double segment_max(const storage_t* x, Py_ssize_t n, lane_buffer[storage_t] blocks, Py_ssize_t b, simd[storage_t] m) noexcept nogil:
