@@ -97,7 +97,7 @@ template <> struct wide<double> {
     DS_INLINE void store(double* p) const { const vec_f64 v = sum + error; std::memcpy(p, &v, sizeof v); }
 };
 
-// The sum of exp(x) - 1 over one register of maxima less the rest of it, and of exp(x) over others, beyond float64: for logarithms near 0.
+// exp(m) - 1 of one maximal element plus exp(x) of the others, summed beyond float64: for logarithms near 0.
 struct excess_sum {
     wide<double> sum;
     DS_INLINE void add_exp(simd<double> x) {

@@ -108,7 +108,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         The number of elements summed.
     spread : float or ndarray
         |s - m| with s = scale·x and m its row's maximum, for one element or the largest; with a ``scale``, plus
-        2·(|s| + |m|). Only "softmax" and "softmax_state" use it.
+        |s| + |m|. Only "softmax" and "softmax_state" use it.
     backend : str, optional
         What serves: "cpu", "cpu:x86_64_v3" (one ISA level), "cuda" or "reference", usable here or not; CUDA flushes
         subnormal float32 to zero.
@@ -139,8 +139,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     -----
     "exact" is float64 for half types and float32, of the input as rounded to its dtype; more than float64 for float64.
 
-    With a ``scale``, s and m are rounded, and the scale may be: hence 2·(|s| + |m|). This is first-order: it
-    holds while spread·u << 1, u the unit roundoff of the arithmetic (2**-53 for float64, else 2**-24). In the logs
+    With a ``scale``, s and m are rounded, once each: hence |s| + |m|. This is first-order: it holds while spread·u << 1, u the unit roundoff of the arithmetic (2**-53 for float64, else 2**-24). In the logs
     this is an absolute error, and not in the bound; the tests allow, with S the spread of the element and A the mean of
     the row's, weighted by its terms:
 

@@ -92,8 +92,8 @@ def shift(m: Array) -> Array:
 
 def spread_of(r: Rows) -> Array:
     with np.errstate(all="ignore"):
-        # a scale is rounded, and so is its product with the element and with the maximum
-        spread = np.abs(r.s - shift(r.m)) + (2 * (np.abs(r.s) + np.abs(shift(r.m))) if r.scaled else 0)
+        # the products of a scale with the element and with the maximum are rounded once each
+        spread = np.abs(r.s - shift(r.m)) + (np.abs(r.s) + np.abs(shift(r.m)) if r.scaled else 0)
     return np.where(np.isfinite(spread) & r.take, spread, 0)
 
 
