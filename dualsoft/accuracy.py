@@ -139,9 +139,10 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     -----
     "exact" is float64 for half types and float32, of the input as rounded to its dtype; more than float64 for float64.
 
-    With a ``scale``, s and m are rounded, once each: hence |s| + |m|. This is first-order: it holds while spread·u << 1, u the unit roundoff of the arithmetic (2**-53 for float64, else 2**-24). In the logs
-    this is an absolute error, and not in the bound; the tests allow, with S the spread of the element and A the mean of
-    the row's, weighted by its terms:
+    With a ``scale``, s and m are rounded, once each: hence |s| + |m|. This is first-order: it holds while
+    spread·u << 1, u the unit roundoff of the arithmetic (2**-53 for float64, else 2**-24). In the logs this is an
+    absolute error, and not in the bound; the tests allow, with S the spread of the element and A the mean of the row's,
+    weighted by its terms:
 
     - log_softmax: 2u·A at the maximum, whose size is then ``|y|`` alone; with a ``scale``, 2u·(A + S) elsewhere;
     - logsumexp: 2u·A with a ``scale``; with weights b, ``scale`` or not, ``2u·(2 + A)·sum|b·e| / |sum b·e|`` with
