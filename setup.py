@@ -16,6 +16,7 @@ LEVELS = {
         "x86_64_v2": ["-march=x86-64-v2"],
         "x86_64_v3": ["-march=x86-64-v3"],
         "x86_64_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+        "x86_64_v4_bf16": ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mavx512bf16"],
     },
     "aarch64": {"aarch64": ["-march=armv8-a"]},
 }

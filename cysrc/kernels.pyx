@@ -1,7 +1,7 @@
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: freethreading_compatible=True
-"""The softmax family for one ISA level. One source; setup.py compiles it once a level, with that level's flags.
+"""The softmax family and attention for one ISA level. One source; setup.py compiles it once a level, with that level's flags.
 
 A call becomes a `task` (operands by base pointer and strides, axes split into kept and reduced) and runs one of these ways, which
 give a row the same bits: rows where they lie (rows.pxi), tiles of columns (columns.pxi), two phases over segments (long.pxi).
@@ -12,7 +12,9 @@ from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp as libc_exp, fabs, isfinite, log as libc_log, log1p as libc_log1p
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
+from libc.stdint cimport int64_t
 from simd cimport *
+from time import perf_counter
 
 ctypedef fused storage_t:
     float
@@ -49,3 +51,4 @@ include "weighted.pxi"
 include "cumulative.pxi"
 include "launch.pxi"
 include "interface.pxi"
+include "attention.pxi"

@@ -45,6 +45,23 @@ inline scratch_memory& my_scratch() {
 inline bool scratch_ready() { return my_scratch().at[0] != nullptr; }
 inline void* scratch(int slot) { return my_scratch().at[slot]; }
 
+// Memory of any size that a thread keeps for its next call, or nullptr. What was in it is lost.
+struct grown_memory {
+    void* at = nullptr;
+    size_t size = 0;
+    ~grown_memory() { std::free(at); }
+};
+inline void* work_memory(size_t bytes) {
+    static thread_local grown_memory mine;
+    if (bytes > mine.size) {
+        std::free(mine.at);
+        mine.size = (bytes + 4095) / 4096 * 4096;
+        mine.at = std::aligned_alloc(4096, mine.size);
+        if (!mine.at) mine.size = 0;
+    }
+    return mine.at;
+}
+
 // Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level. Some systems report the
 // caches of all sockets as one, so no more than a common size is believed.
 inline ptrdiff_t stream_threshold() {

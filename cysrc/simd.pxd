@@ -1,4 +1,5 @@
 # What the kernels use of the C++ headers in this folder.
+from libc.stdint cimport int64_t
 
 cdef extern from "simd.hpp" nogil:
     cdef cppclass f16:
@@ -133,3 +134,32 @@ cdef extern from "layout.hpp" nogil:
         const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, int kind,
         const C* c, const C* value)
     Py_ssize_t tile_shift(const task& t)
+
+cdef extern from "schedule.hpp" nogil:
+    int AT_Q, AT_K, AT_V, AT_OUT, AT_LSE, AT_M, AT_D, AT_MASK, AT_BIAS, AT_BLOCK_MASK, AT_OPERANDS
+    cdef cppclass attention_task:
+        attention_task()
+        char* base[10]
+        int code[10]
+        Py_ssize_t head[10]
+        Py_ssize_t row[10]
+        Py_ssize_t item[10]
+        int batch_axes
+        Py_ssize_t batch_shape[64]
+        Py_ssize_t batch_stride[64][10]
+        Py_ssize_t sequences, heads_k, group, queries, keys, dim, dim_v, pages_each, page_size, block_q, block_k
+        Py_ssize_t page_stride[10]
+        const int64_t* lengths
+        const int64_t* offsets
+        const int64_t* q_starts
+        const int64_t* k_starts
+        const int64_t* pages
+        const double* sinks
+        const double* slopes
+        double scale, softcap
+        int64_t left, right
+    bint run_attention[C](const attention_task& t, int threads)
+    cdef cppclass lane_arithmetic[C]:
+        pass
+    double multiply_add_flops[A](Py_ssize_t repeats, int threads)
+    double pair_flops(Py_ssize_t repeats, int threads)

@@ -1,4 +1,4 @@
-"""Exact online softmax for NumPy arrays: compiled SIMD kernels, and the running pair (m, d) as a value.
+"""Exact online softmax and attention for NumPy arrays: compiled SIMD kernels, and partial results as values.
 
 Every function takes NumPy arrays of any layout and returns the kind of array it was given. See
 ``help(dualsoft.softmax)`` for the rules that all functions share, and ``python -m dualsoft`` for what is installed.
@@ -6,6 +6,10 @@ Every function takes NumPy arrays of any layout and returns the kind of array it
 
 from dualsoft import accuracy, algorithms
 from dualsoft._version import __version__
+from dualsoft.attention import attention, attention_paged, attention_state, attention_varlen
+from dualsoft.attention_state import AttentionState
+from dualsoft.block_mask import BlockMask
+from dualsoft.cache import KVCache
 from dualsoft.registry import backend_for, backends, register_backend, use_backend
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
@@ -14,12 +18,19 @@ from dualsoft.threads import get_num_threads, num_threads, set_num_threads
 from dualsoft.trace import Trace, TraceRow, trace
 
 __all__ = [
+    "AttentionState",
+    "BlockMask",
+    "KVCache",
     "SoftmaxState",
     "Trace",
     "TraceRow",
     "__version__",
     "accuracy",
     "algorithms",
+    "attention",
+    "attention_paged",
+    "attention_state",
+    "attention_varlen",
     "backend_for",
     "backends",
     "cumulative_logsumexp",

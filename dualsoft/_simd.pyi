@@ -81,9 +81,49 @@ def cumulative_logsumexp(
     x: Buffer, x_code: int, out: Buffer, out_code: int, axis: int, initial: bool, threads: int
 ) -> None: ...
 
+# attention as dualsoft.attention_problem.AttentionProblem describes it, field by field. Arithmetic is float64 where
+# out_code is F64, else float32; lse has its dtype. m, d, sinks and slopes are float64; lengths, offsets, starts and
+# pages int64; mask and block_mask bool; bias_code is -1 without a bias. Raises MemoryError only
+
+def attention(
+    q: Buffer,
+    q_code: int,
+    k: Buffer,
+    k_code: int,
+    v: Buffer,
+    v_code: int,
+    out: Buffer,
+    out_code: int,
+    lse: Buffer | None,
+    m: Buffer | None,
+    d: Buffer | None,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    lengths: Buffer | None,
+    offsets: Buffer | None,
+    mask: Buffer | None,
+    bias: Buffer | None,
+    bias_code: int,
+    sinks: Buffer | None,
+    slopes: Buffer | None,
+    block_mask: Buffer | None,
+    block_q: int,
+    block_k: int,
+    q_starts: Buffer | None,
+    k_starts: Buffer | None,
+    pages: Buffer | None,
+    threads: int,
+) -> None: ...
+
 # the elementary functions on contiguous arrays, for tests: exp of [-inf, 16] in F32 or F64, log1p of [-1/2, inf] in F64
 
 def exp_array(x: Buffer, out: Buffer, code: int) -> None: ...
 def log1p_array(x: Buffer, out: Buffer) -> None: ...
 def stream_read(x: Buffer, threads: int) -> float: ...
 def stream_copy(x: Buffer, out: Buffer, threads: int) -> None: ...
+
+# GFLOP/s of independent multiply-adds in registers: F32, F64, or BF16 (its dot product, 0 where the level has none)
+
+def fma_ceiling(code: int, threads: int) -> float: ...

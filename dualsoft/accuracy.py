@@ -175,6 +175,89 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     return Bound(ulps, absolute)
 
 
+def attention_bound(plain: Any, reference: Any, dtype: Any) -> float:
+    """Return the bound on the error of the output of attention, an absolute one for all of a call.
+
+    It is ``2·max|plain - reference| + 2 ulp of max|reference|``: at most twice the error of the plain computation.
+
+    Parameters
+    ----------
+    plain : array_like
+        The plain computation in the same dtype: the scores rounded to it, their softmax in float32 (float64 for
+        float64) rounded to it, the product with v in float32 (float64), rounded to it.
+    reference : array_like
+        The exact result, in float64 for half types and float32, in more for float64.
+    dtype : dtype
+        Of the result: float16, bfloat16, float32 or float64.
+
+    Returns
+    -------
+    float
+        Entries that are not finite are left out: there the result must be the reference's.
+
+    Raises
+    ------
+    ValueError
+        When the shapes differ.
+    TypeError
+        For a dtype that is not listed.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.accuracy.attention_bound([1.0, 2.5], [1.0, 2.0], "float32") == 1.0 + 2 * 2.0**-22
+    True
+    """
+    wide = [_widened(array) for array in (plain, reference)]
+    if wide[0].shape != wide[1].shape:
+        raise ValueError(f"plain and reference must have one shape, got {wide[0].shape} and {wide[1].shape}")
+    counts = np.isfinite(wide[0]) & np.isfinite(wide[1])
+    first, second = (np.where(counts, array, 0) for array in wide)
+    size = np.max(np.abs(second), initial=0)
+    return float(2 * np.max(np.abs(first - second), initial=0) + 2 * ulp(size, dtype))
+
+
+def attention_lse_bound(lse: Any, m: Any, scores: Any, dtype: Any, *, head_dim: int) -> Any:
+    """Return the bound on the error of each lse of attention, an absolute one.
+
+    It is ``2 ulp of max(|lse|, |m|) + (head_dim + 8)·u·scores``, u the unit roundoff: what rounds the scores shows.
+
+    Parameters
+    ----------
+    lse, m : array_like
+        The exact lse and the largest score of each row. Where they are not finite, the bound is NaN.
+    scores : array_like
+        The largest size of a score in the row, nothing cancelled: ``|scale|·sum |q·k| + |bias| + |alibi|``.
+    dtype : dtype
+        Of lse: float32 or float64.
+    head_dim : int
+        The number of products in a score.
+
+    Returns
+    -------
+    ndarray or scalar
+        float64.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that is not listed.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.accuracy.attention_lse_bound(1.5, 1.0, 0.0, "float32", head_dim=64).item() == 2 * 2.0**-23
+    True
+    """
+    size = np.maximum(np.abs(_widened(lse)), np.abs(_widened(m)))
+    return 2 * ulp(size, dtype) + (head_dim + 8) * unit_roundoff(dtype) * _widened(scores)
+
+
+def _widened(array: Any) -> np.ndarray[Any, Any]:
+    given = np.asarray(array)
+    return given if given.dtype == np.longdouble else given.astype(np.float64)
+
+
 def _check_sizes(n: object, spread: object) -> None:
     """Refuse an ``n`` that is no length and a ``spread`` that is no distance."""
     if isinstance(n, bool | np.bool_) or not isinstance(n, int | np.integer):

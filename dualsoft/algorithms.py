@@ -1,4 +1,4 @@
-"""The textbook ways to compute a softmax, for comparison: plain array code that does what its name says.
+"""The textbook ways to compute a softmax and an attention, for comparison: plain array code that does what it says.
 
 They work on NumPy and CuPy arrays alike, need no backend, and do not guard against what their method does not guard
 against. ``passes`` is how often each goes over the vector, ``accesses_per_element`` how many loads and stores a fused
@@ -11,6 +11,8 @@ naive_softmax      2       3                     yes
 safe_softmax       3       4                     no
 online_softmax     2       3                     no
 =================  ======  ====================  =============
+
+The attentions, with ``memory``, are in `dualsoft.attention_algorithms` and are names of this module too.
 """
 
 from collections.abc import Callable
@@ -19,9 +21,18 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from dualsoft.arrays import module_of
+from dualsoft.attention_algorithms import AttentionAlgorithm, chunked_attention, standard_attention
 from dualsoft.problem import algorithm_input
 
-__all__ = ["Algorithm", "naive_softmax", "online_softmax", "safe_softmax"]
+__all__ = [
+    "Algorithm",
+    "AttentionAlgorithm",
+    "chunked_attention",
+    "naive_softmax",
+    "online_softmax",
+    "safe_softmax",
+    "standard_attention",
+]
 
 
 class Algorithm(Protocol):

@@ -29,6 +29,7 @@ LEVELS: dict[str, Level] = {
     "x86_64_v2": Level("x86_64", "SSE4.2"),
     "x86_64_v3": Level("x86_64", "AVX2, FMA, F16C"),
     "x86_64_v4": Level("x86_64", "AVX-512 F, BW, CD, DQ, VL"),
+    "x86_64_v4_bf16": Level("x86_64", "AVX-512 F, BW, CD, DQ, VL, BF16"),
     "aarch64": Level("aarch64", "NEON"),
 }
 """Every level that the sources know; within a machine, the later the wider."""

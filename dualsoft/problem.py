@@ -14,6 +14,7 @@ import numpy as np
 
 from dualsoft import arguments
 from dualsoft.arrays import Array, as_array, module_of, same_kind
+from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
 
 _ndarray = np.ndarray
@@ -97,7 +98,7 @@ class CumulativeProblem(NamedTuple):
     initial: bool
 
 
-Problem = SoftmaxProblem | LogSumExpProblem | StateProblem | NormalizeProblem | CumulativeProblem
+Problem = SoftmaxProblem | LogSumExpProblem | StateProblem | NormalizeProblem | CumulativeProblem | AttentionProblem
 
 
 def softmax_problem(

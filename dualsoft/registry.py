@@ -291,7 +291,7 @@ def register_backend(
         Takes a problem (a named tuple of ``dualsoft.problem``) or an array; returns whether the backend serves it.
     run : callable
         Takes a problem and writes its ``out`` (for an update of the running pair ``m`` and ``rest``; with signs,
-        ``sign`` too).
+        ``sign`` too; of attention also those of ``lse``, ``m`` and ``d`` that are not None).
 
     Raises
     ------

@@ -14,6 +14,7 @@ from dualsoft import accuracy
 from dualsoft import problem as problems
 from dualsoft.backends import reference
 from dualsoft.registry import use_backend
+from dualsoft.selftest_attention import attention_shares
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state_functions import merge, softmax_state
 
@@ -56,6 +57,9 @@ def run_checks(backends: list[str]) -> Iterator[Check]:
                 with use_backend(backend):
                     for function, share in _shares(case):
                         yield Check(backend, function, name, case.name, share)
+            with use_backend(backend):
+                for function, case_name, share in attention_shares(np.dtype(dtype)):
+                    yield Check(backend, function, name, case_name, share)
 
 
 def _cases(dtype: Any) -> Iterator[Case]:

@@ -1,7 +1,9 @@
 """The functions of the running pair: ``softmax_state`` makes it, ``merge`` joins parts."""
 
-from typing import Any
+from typing import Any, overload
 
+from dualsoft.attention_state import AttentionState
+from dualsoft.attention_state import merge_two as merge_attention
 from dualsoft.state import SoftmaxState, merge_two, state_of
 
 
@@ -61,24 +63,33 @@ def softmax_state(
     return state if initial is None else merge_two(initial, state)
 
 
-def merge(a: SoftmaxState, b: SoftmaxState, *more: SoftmaxState) -> SoftmaxState:
+@overload
+def merge(a: SoftmaxState, b: SoftmaxState, *more: SoftmaxState) -> SoftmaxState: ...
+
+
+@overload
+def merge(a: AttentionState, b: AttentionState, *more: AttentionState) -> AttentionState: ...
+
+
+def merge(a: Any, b: Any, *more: Any) -> Any:
     """Merge the states of parts to the state of the whole, from left to right.
 
-    ``merge(a, b) = (M, d_a·exp(m_a - M) + d_b·exp(m_b - M))`` with ``M = max(m_a, m_b)``.
+    ``merge(a, b) = (M, d_a·exp(m_a - M) + d_b·exp(m_b - M))`` with ``M = max(m_a, m_b)``; ``out`` of attention as
+    ``d``.
 
     Parameters
     ----------
-    a, b, *more : SoftmaxState
-        Of the same shape.
+    a, b, *more : SoftmaxState or AttentionState
+        All of one kind and shape.
 
     Returns
     -------
-    SoftmaxState
+    SoftmaxState or AttentionState
 
     Raises
     ------
     TypeError
-        When one is not a SoftmaxState, or they hold arrays of different kinds.
+        When one is not a state, they are of both kinds, or they hold arrays of different kinds.
     ValueError
         When their shapes differ.
 
@@ -94,10 +105,14 @@ def merge(a: SoftmaxState, b: SoftmaxState, *more: SoftmaxState) -> SoftmaxState
     >>> state.m.item(), round(state.d.item(), 4)
     (3.0, 1.5853)
     """
+    kind: Any
+    join: Any
+    kind, join = (AttentionState, merge_attention) if isinstance(a, AttentionState) else (SoftmaxState, merge_two)
     for index, state in enumerate((a, b, *more)):
-        if not isinstance(state, SoftmaxState):
-            raise TypeError(f"argument {index} of merge must be a SoftmaxState, got {type(state).__name__}")
-    merged = merge_two(a, b)
+        if not isinstance(state, kind):
+            wanted = "a SoftmaxState or AttentionState" if index == 0 else f"a {kind.__name__} as the first"
+            raise TypeError(f"argument {index} of merge must be {wanted}, got {type(state).__name__}")
+    merged = join(a, b)
     for state in more:
-        merged = merge_two(merged, state)
+        merged = join(merged, state)
     return merged

@@ -28,20 +28,42 @@ FOREIGN = {
 LAYERS = (
     {"__main__"},
     {"selftest", "speed"},
+    {"selftest_attention"},
     {"__init__"},
-    {"softmax", "state", "state_functions", "algorithms", "trace"},
+    {"cache"},
+    {
+        "softmax",
+        "attention",
+        "state",
+        "state_functions",
+        "attention_state",
+        "algorithms",
+        "attention_algorithms",
+        "trace",
+    },
     {"registry"},
     {"backends.reference", "backends.cpu"},
-    {"backends.reference_complex"},
+    {"backends.reference_complex", "backends.reference_attention"},
     {"backends"},
     {"threads"},
     {"problem"},
-    {"arguments", "accuracy", "pair"},
+    {"attention_problem"},
+    {"attention_arguments", "attention_operands", "cache_arguments"},
+    {"block_mask", "cache_storage"},
+    {"arguments", "accuracy", "pair", "triple"},
     {"arrays", "dtypes", "isa", "_version"},
 )
-WITHIN_A_LAYER = {("trace", "state"), ("state_functions", "state"), ("algorithms", "state")}
+WITHIN_A_LAYER = {
+    ("trace", "state"),
+    ("state_functions", "state"),
+    ("state_functions", "attention_state"),
+    ("algorithms", "state"),
+    ("algorithms", "attention_algorithms"),
+    ("attention", "attention_state"),
+    ("attention_state", "state"),
+}
 # What a module imports when the user asks for exactly that, never on the way to anything else.
-ON_REQUEST = {"state": {"cupy"}, "speed": {"scipy"}}
+ON_REQUEST = {"state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
 
 
 def module(path: Path) -> str:
@@ -90,7 +112,7 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 
 def test_the_problem_knows_no_backend() -> None:
-    for name in ("problem", "arguments", "arrays", "dtypes", "accuracy"):
+    for name in ("problem", "attention_problem", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
         assert not {n for n in own(PACKAGE / f"{name}.py") if n.startswith(("backends", "registry"))}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dualsoft import dtypes, isa
 from dualsoft.arrays import Array
+from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.dtypes import BF16
 from dualsoft.problem import (
@@ -62,6 +63,26 @@ def _cumulative(kernels: ModuleType, problem: CumulativeProblem) -> None:
     kernels.cumulative_logsumexp(_bits(x, x_code), x_code, _bits(out, out_code), out_code, axes[0], initial, limit())
 
 
+def _attention(kernels: ModuleType, problem: AttentionProblem) -> None:
+    # Taken apart at once: a decode step takes few microseconds.
+    q, k, v, out, lse, m, d, scale, softcap, left, right, lengths, offsets, mask, bias, sinks, slopes, *rest = problem
+    block_mask, block_q, block_k, q_starts, k_starts, pages, q_code, k_code, v_code, out_code, bias_code = rest
+    if q_code == BF16:
+        q = q.view(_uint16)
+    if k_code == BF16:
+        k = k.view(_uint16)
+    if v_code == BF16:
+        v = v.view(_uint16)
+    if out_code == BF16:
+        out = out.view(_uint16)
+    if bias_code == BF16:
+        bias = bias.view(_uint16)  # type: ignore[union-attr]
+    kernels.attention(
+        *(q, q_code, k, k_code, v, v_code, out, out_code, lse, m, d, scale, softcap, left, right, lengths, offsets),
+        *(mask, bias, bias_code, sinks, slopes, block_mask, block_q, block_k, q_starts, k_starts, pages, limit()),
+    )
+
+
 def _bits(array: Array, code: int) -> Array:
     """Return what the kernel reads: bfloat16 arrays have no buffer, so their bits are passed."""
     return array.view(_uint16) if code == BF16 else array
@@ -73,6 +94,7 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     StateProblem: _state,
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
+    AttentionProblem: _attention,
 }
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
+from dualsoft.backends.reference_attention import attention
 from dualsoft.backends.reference_complex import complex_logsumexp
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
 from dualsoft.problem import (
@@ -209,6 +211,7 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     StateProblem: _state,
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
+    AttentionProblem: attention,
 }
 
 

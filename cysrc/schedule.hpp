@@ -1,0 +1,201 @@
+// schedule.hpp - a call of attention cut into pieces of work, and a piece run by the kernel that suits it.
+//
+// Where keys are cut follows from a sequence's own rows alone, never from the batch or the threads: runs of keys at fixed places, merged
+// in order (flash decoding). How many rows make a piece changes no bit and follows the threads.
+#pragma once
+#include <memory>
+#include <new>
+#include <vector>
+#include "decode.hpp"
+#include "runtime.hpp"
+#include "tiled.hpp"
+
+namespace {
+
+constexpr ptrdiff_t FEW_ROWS_RUN = 1024, SOME_ROWS = 96, SOME_ROWS_RUN = 4096;
+constexpr double MIN_PARALLEL_WORK = 3e5;       // multiply-adds below which threads cost more than they bring
+
+// Rows whose keys were split: `runs` partial results of each, one run's rows after the other's.
+struct merge_item {
+    ptrdiff_t sequence, head, first, last, slot, runs;
+};
+
+struct attention_schedule {
+    std::vector<work_item> items;
+    std::vector<merge_item> merges;
+    ptrdiff_t slots = 0;
+    double work = 0;
+};
+
+inline ptrdiff_t run_length(ptrdiff_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_RUN : rows <= SOME_ROWS ? SOME_ROWS_RUN : PTRDIFF_MAX; }
+
+// The pieces of rows first <= r < last of one head of keys.
+inline void add_rows(attention_schedule& plan, const sequence& q, ptrdiff_t head, ptrdiff_t rows, ptrdiff_t first, ptrdiff_t last) {
+    const key_range seen = q.seen_by_rows(first, last);
+    const ptrdiff_t run = run_length(rows), lo = std::min(seen.lo, q.keys), hi = std::max(lo, seen.hi);
+    const ptrdiff_t begin = lo / run, runs = hi > lo ? (hi - 1) / run - begin + 1 : 1;
+    const double each = double(last - first) * double(q.t->dim + q.t->dim_v);
+    // A causal piece sees about half of its own diagonal block; what matters is the order of the pieces.
+    for (ptrdiff_t i = 0; i < runs; ++i) {
+        const ptrdiff_t from = runs == 1 ? lo : std::max(lo, (begin + i) * run), to = runs == 1 ? hi : std::min(hi, (begin + i + 1) * run);
+        plan.items.push_back({q.index, head, first, last, from, to, each * double(to - from), runs > 1 ? plan.slots + i * (last - first) : -1});
+        plan.work += each * double(to - from);
+    }
+    if (runs > 1) {
+        plan.merges.push_back({q.index, head, first, last, plan.slots, runs});
+        plan.slots += runs * (last - first);
+    }
+}
+
+// `most` rows fit a piece of many rows. Enough pieces for every thread to have some, of equal size.
+inline attention_schedule schedule_attention(const attention_task& t, ptrdiff_t most, int threads) {
+    attention_schedule plan;
+    for (ptrdiff_t s = 0; s < t.sequences; ++s) {
+        const sequence q(t, s);
+        const ptrdiff_t rows = q.queries * t.group;
+        if (rows == 0) continue;
+        ptrdiff_t pieces = 1;
+        if (rows > FEW_ROWS) {
+            pieces = (rows + most - 1) / most;
+            const ptrdiff_t others = t.sequences * t.heads_k, finest = std::max(pieces, rows / (8 * TILE_ROWS));
+            while (pieces < finest && others * pieces < 4 * threads && others * pieces % threads) ++pieces;
+        }
+        const ptrdiff_t each = rows <= FEW_ROWS ? rows : ((rows + pieces - 1) / pieces + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        for (ptrdiff_t head = 0; head < t.heads_k; ++head)
+            for (ptrdiff_t first = 0; first < rows; first += each) add_rows(plan, q, head, rows, first, std::min(rows, first + each));
+    }
+    // the longest first, so that the last ones to run are short
+    std::stable_sort(plan.items.begin(), plan.items.end(), [](const work_item& a, const work_item& b) { return a.cost > b.cost; });
+    return plan;
+}
+
+inline bool is_decode(const attention_task& t, const work_item& w) {
+    const ptrdiff_t queries = t.q_starts ? ptrdiff_t(t.q_starts[w.sequence + 1] - t.q_starts[w.sequence]) : t.queries;
+    return queries * t.group <= FEW_ROWS;
+}
+
+template <class C, class K, class V> void run_decode(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
+    char* memory = (char*)work_memory(decode_plan::of<C>(t, w.last - w.first).total);
+    if (!memory) { t.failed = 1; return; }
+    decode_rows<C, K, V>(t, w, memory).run(kept);
+}
+template <class A> void run_tiled(const attention_task& t, const work_item& w, const partial_rows<typename A::compute>& kept) {
+    char* memory = (char*)work_memory(tile_plan<A>(t, w.last - w.first).total);
+    if (!memory) { t.failed = 1; return; }
+    tiled_rows<A>(t, w, memory).run(kept);
+}
+
+// Whether both products can be taken of pairs of bfloat16 where they lie.
+template <class C> bool takes_pairs(const attention_task& t) {
+#if defined(__AVX512BF16__)
+    const double size = std::fabs(t.scale);
+    return std::is_same<C, float>::value && t.direct<bf16>(AT_Q, CODE_BF16) && t.direct<bf16>(AT_K, CODE_BF16) && t.direct<bf16>(AT_V, CODE_BF16) &&
+           size > 1e-20 && size < 1e20;
+#else
+    (void)t;
+    return false;
+#endif
+}
+
+template <class C> void run_item(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
+    if (t.failed) return;
+    if (!is_decode(t, w)) {
+#if defined(__AVX512BF16__)
+        if constexpr (std::is_same<C, float>::value)
+            if (takes_pairs<C>(t)) return run_tiled<pair_arithmetic>(t, w, kept);
+#endif
+        return run_tiled<lane_arithmetic<C>>(t, w, kept);
+    }
+    if constexpr (std::is_same<C, float>::value) {
+        if (t.direct<bf16>(AT_K, CODE_BF16) && t.direct<bf16>(AT_V, CODE_BF16)) return run_decode<C, bf16, bf16>(t, w, kept);
+        if (t.direct<f16>(AT_K, CODE_F16) && t.direct<f16>(AT_V, CODE_F16)) return run_decode<C, f16, f16>(t, w, kept);
+    }
+    run_decode<C, C, C>(t, w, kept);
+}
+
+template <class C> void merge_runs(const attention_task& t, const merge_item& w, const partial_rows<C>& kept) {
+    const sequence q(t, w.sequence);
+    const ptrdiff_t rows = w.last - w.first;
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        const ptrdiff_t first = w.slot + r;
+        C* o = kept.o + first * kept.columns;
+        for (ptrdiff_t i = 1; i < w.runs; ++i) {
+            const ptrdiff_t slot = first + i * rows;
+            merge_row(t.dim_v, o, kept.m[first], kept.d[first], kept.o + slot * kept.columns, kept.m[slot], kept.d[slot]);
+        }
+        finish_row(q, row_of(t, w.head, w.first + r), o, kept.m[first], kept.d[first]);
+    }
+}
+
+// The whole call. Returns whether there was memory for it.
+template <class C> bool run_attention(const attention_task& t, int threads) {
+    try {
+        const ptrdiff_t most = takes_pairs<C>(t) ?
+#if defined(__AVX512BF16__)
+            tile_plan<pair_arithmetic>(t, ROWS_MOST).rows
+#else
+            0
+#endif
+            : tile_plan<lane_arithmetic<C>>(t, ROWS_MOST).rows;
+        const attention_schedule plan = schedule_attention(t, most, threads);
+        if (plan.work < MIN_PARALLEL_WORK) threads = 1;
+        partial_rows<C> kept;
+        kept.columns = (t.dim_v + simd<C>::width - 1) / simd<C>::width * simd<C>::width;
+        std::unique_ptr<C[]> outputs(plan.slots ? new C[size_t(plan.slots * kept.columns)] : nullptr);
+        std::unique_ptr<double[]> pairs(plan.slots ? new double[size_t(2 * plan.slots)] : nullptr);
+        kept.o = outputs.get();
+        kept.m = pairs.get();
+        kept.d = pairs ? pairs.get() + plan.slots : nullptr;
+        const ptrdiff_t items = ptrdiff_t(plan.items.size()), merges = ptrdiff_t(plan.merges.size());
+        if (threads == 1 || items == 1) {
+            for (ptrdiff_t i = 0; i < items; ++i) run_item<C>(t, plan.items[i], kept);
+            for (ptrdiff_t i = 0; i < merges && !t.failed; ++i) merge_runs<C>(t, plan.merges[i], kept);
+            return !t.failed;
+        }
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp for schedule(dynamic, 1)
+            for (ptrdiff_t i = 0; i < items; ++i) run_item<C>(t, plan.items[i], kept);
+#pragma omp for schedule(static)
+            for (ptrdiff_t i = 0; i < merges; ++i)
+                if (!t.failed) merge_runs<C>(t, plan.merges[i], kept);
+        }
+        return !t.failed;
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
+
+template <class V> DS_INLINE void hide_value(V& x) {
+#if defined(__x86_64__)
+    asm volatile("" : "+x"(x));
+#else
+    asm volatile("" : "+w"(x));
+#endif
+}
+// Multiply-adds in registers, nothing else: what the products are measured against. Returns flops (two a multiply-add).
+template <class A> double multiply_add_flops(ptrdiff_t repeats, int threads) {
+    using vec = typename A::vec;
+#pragma omp parallel num_threads(threads)
+    {
+        // The compiler must know neither that all are 0 nor that all are equal.
+        vec acc[TILE_ROWS] = {}, x{};
+        for (int i = 0; i < TILE_ROWS; ++i) hide_value(acc[i]);
+        for (ptrdiff_t n = 0; n < repeats; ++n) {
+            hide_value(x);
+#pragma GCC unroll 16
+            for (int i = 0; i < TILE_ROWS; ++i) acc[i] = A::multiply_add(x, x, acc[i]);
+        }
+        bool found = false;
+        for (int i = 0; i < TILE_ROWS; ++i) found |= any_nonzero<typename A::compute>(acc[i]);
+        if (found) std::abort();
+    }
+    return double(threads) * double(repeats) * TILE_ROWS * 2 * A::terms * double(sizeof(vec) / sizeof(typename A::word));
+}
+#if defined(__AVX512BF16__)
+inline double pair_flops(ptrdiff_t repeats, int threads) { return multiply_add_flops<pair_arithmetic>(repeats, threads); }
+#else
+inline double pair_flops(ptrdiff_t, int) { return 0; }
+#endif
+
+}  // namespace

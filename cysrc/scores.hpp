@@ -1,0 +1,174 @@
+// scores.hpp - what happens to a tile of scores between the two products: softcap, bias, alibi, hidden keys, and the running pair.
+//
+// A tile is [rows][KEY_BLOCK] lanes; s · unit is a score in natural units (unit is 1 but for pairs of bfloat16, which are not scaled before
+// the product). Unseen is -inf, whatever made it so. The exponent is taken to base 2 after the maximum is subtracted: (s - m) · unit · log2 e.
+#pragma once
+#include "attention.hpp"
+#include "elementary.hpp"
+
+namespace {
+
+template <class C> constexpr C LOWEST = -std::numeric_limits<C>::infinity();
+
+// The running pairs of a tile's rows: m in the units of the scores (-inf in lanes past the rows), d = sum exp(s - m).
+template <class C> struct row_states {
+    C m[TILE_ROWS + 16];
+    double d[TILE_ROWS + 16];
+    void clear() {
+        for (C& x : m) x = LOWEST<C>;
+        for (double& x : d) x = 0;
+    }
+};
+
+// Bias elements as lanes: a finite one stays finite though its storage is wider.
+template <class C> void gather_bias(int code, const char* p, ptrdiff_t stride, ptrdiff_t n, C* dst) {
+    if (std::is_same<C, float>::value && (code & ~CODE_SWAPPED) == CODE_F64) {
+        double wide[64];
+        constexpr double most = std::numeric_limits<float>::max();
+        for (ptrdiff_t j = 0; j < n; j += 64) {
+            const ptrdiff_t count = std::min<ptrdiff_t>(64, n - j);
+            gather_for<double>(code)(p + j * stride, stride, count, wide);
+            for (ptrdiff_t k = 0; k < count; ++k) {
+                const double x = wide[k];
+                dst[j + k] = C(std::isfinite(x) ? std::min(std::max(x, -most), most) : x);
+            }
+        }
+        return;
+    }
+    gather_for<C>(code)(p, stride, n, dst);
+}
+
+// All that changes the scores s[0 .. n) of keys from j on of one row, the hiding of keys included; they become natural units.
+template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s) {
+    const attention_task& t = *q.t;
+    using V = vec_of<C>;
+    constexpr int width = simd<C>::width;
+    const ptrdiff_t known = std::min(n, q.keys - j);            // bias and masks end where the keys do
+    if (unit != 1)
+        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * unit);
+    if (t.softcap != 0) {
+        const C cap = C(t.softcap);
+        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
+    }
+    if (t.base[AT_BIAS]) {
+        C bias[KEY_BLOCK<C>];
+        gather_bias<C>(t.code[AT_BIAS], q.at(AT_BIAS, at.h, at.i) + j * t.item[AT_BIAS], t.item[AT_BIAS], known, bias);
+        std::fill(bias + known, bias + n, C(0));
+        for (ptrdiff_t k = 0; k < n; k += width) {
+            const V x = load_lanes(s + k), b = load_lanes(bias + k);
+            // a sum of finite numbers below the lowest is the lowest, not unseen; a NaN passes
+            const V sum = max_keep(V{} - std::numeric_limits<C>::max(), x + b);
+            store_lanes(s + k, (x == LOWEST<C>) | (b == LOWEST<C>) ? V{} + LOWEST<C> : sum);
+        }
+    }
+    if (t.slopes) {
+        const C slope = C(t.slopes[q.index * t.heads_q() + at.h]);
+        const ptrdiff_t position = at.i + q.offset;
+        for (ptrdiff_t k = 0; k < n; ++k) {
+            const ptrdiff_t distance = position - (j + k);
+            s[k] -= slope * C(distance < 0 ? -distance : distance);
+        }
+    }
+    if (t.base[AT_MASK]) fill_hidden(s, q.at(AT_MASK, at.h, at.i) + j * t.item[AT_MASK], t.item[AT_MASK], known, LOWEST<C>);
+    if (t.base[AT_BLOCK_MASK])
+        for (ptrdiff_t block = j / t.block_k; block * t.block_k < j + known; ++block)
+            if (!q.block_visible(at.h, at.i / t.block_q, block))
+                std::fill(s + std::max<ptrdiff_t>(0, block * t.block_k - j), s + std::min(known, (block + 1) * t.block_k - j), LOWEST<C>);
+}
+
+// Unseen by position, or past the last key: everything of s outside [lo, hi), in keys of the block.
+template <class C> void hide_outside(const key_runs& runs, ptrdiff_t lo, ptrdiff_t hi, C* s) {
+    for (int i = 0; i < runs.count; ++i) {
+        const ptrdiff_t a = runs.start[i], b = runs.stop[i];
+        if (lo > a) std::fill(s + a, s + std::min(lo, b), LOWEST<C>);
+        if (hi < b) std::fill(s + std::max(hi, a), s + b, LOWEST<C>);
+    }
+}
+
+// A row that has seen a score of +inf: d is inf, NaN if a NaN was seen; its output will be NaN.
+template <class A, class C> void settle_infinite(const key_runs& runs, C* s, typename A::word* p, double& d) {
+    bool nan = d != d;
+    for (int i = 0; i < runs.count; ++i) {
+        for (int j = runs.start[i]; j < runs.stop[i]; ++j) nan |= s[j] != s[j];
+        std::memset((void*)(p + runs.start[i] / A::terms), 0, size_t(runs.stop[i] - runs.start[i]) / A::terms * sizeof(typename A::word));
+    }
+    d = nan ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+}
+
+// The largest score of each of `rows` <= width rows, with m where that is larger.
+template <class C> DS_INLINE vec_of<C> row_maxima(int rows, const key_runs& runs, const C* s, const C* m) {
+    constexpr int width = simd<C>::width;
+    simd<C> each[width];
+    for (int r = 0; r < width; ++r) {
+        each[r] = simd<C>(double(LOWEST<C>));
+        if (r >= rows) continue;
+        vec_of<C> a = each[r].v, b = a;
+        for (int i = 0; i < runs.count; ++i)
+            for (int j = runs.start[i]; j < runs.stop[i]; j += 2 * width) {
+                a = max_keep(load_lanes(s + r * KEY_BLOCK<C> + j), a);
+                b = max_keep(load_lanes(s + r * KEY_BLOCK<C> + j + width), b);
+            }
+        each[r].v = max_keep(a, b);
+    }
+    return max_keep(max_rows(each).v, load_lanes(m));
+}
+
+// exp of `count` registers of scores, added to `sum` in order, as the left operand of the second product.
+template <class A, int count, class C> DS_INLINE void exponentials(const C* s, typename A::word* p, vec_of<C> shift, vec_of<C> factor, vec_of<C>& sum) {
+    constexpr int width = simd<C>::width;
+    simd<C> x[count];
+    for (int k = 0; k < count; ++k) x[k].v = (load_lanes(s + k * width) - shift) * factor;
+    exp2_each<count>(x);
+    for (int k = 0; k < count; ++k) sum += x[k].v;
+    if constexpr (A::terms == 1) {
+        for (int k = 0; k < count; ++k) store_lanes(p + k * width, x[k].v);
+    } else {
+        // one instruction rounds two registers to nearest; it takes subnormal numbers for 0, which are nothing beside a sum of at least 1
+        for (int k = 0; k < count; k += 2) A::store_narrowed(p + k / 2 * width, x[k].v, x[k + 1].v);
+    }
+}
+
+// The softmax step of the online algorithm for a tile: p = exp(s - m), m and d move on, and alpha is what the outputs so far are multiplied
+// by. p may be s. The order of every sum depends on the places of the keys alone.
+template <class A, class C = typename A::compute>
+void update_rows(int rows, const key_runs& runs, C unit, const C* s, typename A::word* p, row_states<C>& state, C* alpha) {
+    constexpr int width = simd<C>::width;
+    using V = vec_of<C>;
+    const V factor = V{} + C(unit * C(1.4426950408889634));
+    for (int r0 = 0; r0 < rows; r0 += width) {
+        const int count = std::min(rows - r0, width);
+        const C* tile = s + r0 * KEY_BLOCK<C>;
+        typename A::word* tile_p = p + r0 * (KEY_BLOCK<C> / A::terms);
+        const V before = load_lanes(state.m + r0), m = row_maxima(count, runs, tile, state.m + r0);
+        const V shift = m == LOWEST<C> ? V{} : m;
+        simd<C> rescale((before - shift) * factor);
+        exp2_each<1>(&rescale);
+        rescale.v = before == m ? V{} + 1 : rescale.v;
+        store_lanes(alpha + r0, rescale.v);
+        store_lanes(state.m + r0, m);
+        simd<C> sums[width];
+        for (int r = 0; r < width; ++r) {
+            V sum{};
+            if (r < count) {
+                const V shift_r = V{} + shift[r];
+                for (int i = 0; i < runs.count; ++i) {
+                    if (m[r] == -LOWEST<C>) continue;
+                    const C* row = tile + r * KEY_BLOCK<C>;
+                    typename A::word* row_p = tile_p + r * (KEY_BLOCK<C> / A::terms);
+                    int j = runs.start[i];
+                    for (; j + 4 * width <= runs.stop[i]; j += 4 * width) exponentials<A, 4>(row + j, row_p + j / A::terms, shift_r, factor, sum);
+                    if (j < runs.stop[i]) exponentials<A, 2>(row + j, row_p + j / A::terms, shift_r, factor, sum);
+                }
+            }
+            sums[r].v = sum;
+        }
+        const V total = sum_rows(sums).v;
+        for (int r = 0; r < count; ++r) {
+            double& d = state.d[r0 + r];
+            if (m[r] == -LOWEST<C>) settle_infinite<A>(runs, tile + r * KEY_BLOCK<C>, tile_p + r * (KEY_BLOCK<C> / A::terms), d);
+            else d = d * double(rescale.v[r]) + double(total[r]);
+        }
+    }
+}
+
+}  // namespace

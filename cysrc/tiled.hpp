@@ -1,0 +1,237 @@
+// tiled.hpp - attention of many rows: blocks of keys and values are packed once and shared by as many rows as the second-level cache holds.
+//
+// Rows go in tiles of TILE_ROWS, keys in blocks of at most KEY_BLOCK at fixed places (multiples from key 0), so a row's bits depend on
+// neither the rows beside it nor the number of threads. T. Dao, FlashAttention-2, 2023 (arXiv 2307.08691).
+#pragma once
+#include "scores.hpp"
+
+namespace {
+
+constexpr ptrdiff_t ROWS_MOST = 384;
+constexpr size_t SECOND_LEVEL = 896 << 10;      // bytes of the second-level cache that rows and a packed block may take
+
+template <class A> struct tile_plan {
+    using C = typename A::compute;
+    using word = typename A::word;
+    ptrdiff_t dim, dim_v, inner, columns, block, rows;
+    size_t q, k, v, s, p, o, states, gathered, total;       // offsets in a thread's memory
+
+    // `rows`: at most, a multiple of TILE_ROWS.
+    tile_plan(const attention_task& t, ptrdiff_t most) : dim(t.dim), dim_v(t.dim_v) {
+        constexpr int width = simd<C>::width;
+        inner = (dim + A::terms - 1) / A::terms;
+        columns = (dim_v + width - 1) / width * width;
+        block = KEY_BLOCK<C>;
+        while (block > PANEL<C> && size_t(block * (inner + columns / A::terms)) * sizeof(word) > SECOND_LEVEL / 2) block /= 2;
+        const size_t packed = size_t(block * (inner + columns / A::terms)) * sizeof(word), each = size_t(inner) * sizeof(word) + size_t(columns) * sizeof(C);
+        const ptrdiff_t fit = packed < SECOND_LEVEL ? ptrdiff_t((SECOND_LEVEL - packed) / each) / TILE_ROWS * TILE_ROWS : 0;
+        rows = std::min(most, std::min(ROWS_MOST, std::max<ptrdiff_t>(4 * TILE_ROWS, fit)));
+        const size_t tiles = size_t((rows + TILE_ROWS - 1) / TILE_ROWS);
+        total = 0;
+        const auto take = [this](size_t bytes) { const size_t at = total; total += (bytes + 127) / 64 * 64; return at; };
+        q = take((tiles * TILE_ROWS * size_t(inner) + 16) * sizeof(word));
+        k = take(size_t(KEY_BLOCK<C> * inner) * sizeof(word) + 64);
+        v = take(size_t(KEY_BLOCK<C> / A::terms * columns) * sizeof(word));
+        s = take(TILE_ROWS * KEY_BLOCK<C> * sizeof(C));
+        p = take(A::terms > 1 ? TILE_ROWS * KEY_BLOCK<C> / A::terms * sizeof(word) : 0);
+        o = take(tiles * TILE_ROWS * size_t(columns) * sizeof(C));
+        states = take(tiles * sizeof(row_states<C>));
+        gathered = take(size_t(width) * size_t(std::max(dim, dim_v)) * sizeof(C));
+    }
+};
+
+// Up to one register's width of rows of an operand, widened where they lie or gathered, to columns.
+template <class A, class address> void pack_rows(
+    const attention_task& t, int op, address at, int count, ptrdiff_t dim, typename A::compute* gathered, typename A::word* dst, ptrdiff_t step) {
+    using C = typename A::compute;
+    constexpr int width = simd<C>::width;
+    const char* rows[width];
+    for (int i = 0; i < count; ++i) rows[i] = at(i);
+    if constexpr (A::terms > 1) {
+        pack_transposed<A, bf16>((const bf16* const*)rows, count, dim, dst, step);
+    } else {
+        if (t.direct<C>(op, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) return pack_transposed<A, C>((const C* const*)rows, count, dim, dst, step);
+        if constexpr (std::is_same<C, float>::value) {
+            if (t.direct<f16>(op, CODE_F16)) return pack_transposed<A, f16>((const f16* const*)rows, count, dim, dst, step);
+            if (t.direct<bf16>(op, CODE_BF16)) return pack_transposed<A, bf16>((const bf16* const*)rows, count, dim, dst, step);
+        }
+        for (int i = 0; i < count; ++i) {
+            gather_for<C>(t.code[op])(rows[i], t.item[op], dim, gathered + i * dim);
+            rows[i] = (const char*)(gathered + i * dim);
+        }
+        pack_transposed<A, C>((const C* const*)rows, count, dim, dst, step);
+    }
+}
+
+template <class A> struct tiled_rows {
+    using C = typename A::compute;
+    using word = typename A::word;
+    static constexpr int width = simd<C>::width;
+
+    const attention_task& t;
+    const work_item& w;
+    const tile_plan<A> plan;
+    const sequence q;
+    char* memory;
+    C unit = 1;
+    C* infinite = nullptr;                  // what values that are not finite add to each row's output; made when the first is met
+    ptrdiff_t not_finite[KEY_BLOCK<C>];     // keys of the block with such values
+    int not_finite_count = 0;
+
+    tiled_rows(const attention_task& task, const work_item& item, char* scratch)
+        : t(task), w(item), plan(task, item.last - item.first), q(task, item.sequence), memory(scratch) {}
+    ~tiled_rows() { std::free(infinite); }
+    template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
+    int tiles() const { return int((w.last - w.first + TILE_ROWS - 1) / TILE_ROWS); }
+    ptrdiff_t first_row(int tile) const { return w.first + tile * TILE_ROWS; }
+    ptrdiff_t last_row(int tile) const { return std::min(w.last, first_row(tile) + TILE_ROWS); }
+    word* queries(int tile) const { return part<word>(plan.q) + tile * plan.inner * TILE_ROWS; }
+
+    // [inner][TILE_ROWS] a tile, scaled. Blocks of a register's width, the last first: each writes past its rows.
+    void pack_queries() {
+        for (int tile = 0; tile < tiles(); ++tile) {
+            const ptrdiff_t first = first_row(tile), count = last_row(tile) - first;
+            for (ptrdiff_t i = (TILE_ROWS - 1) / width * width; i >= 0; i -= width) {
+                const auto at = [&](ptrdiff_t r) {
+                    const row_of row(t, w.head, first + std::min(i + r, count - 1));
+                    return q.at(AT_Q, row.h, row.i);
+                };
+                pack_rows<A>(t, AT_Q, at, width, plan.dim, part<C>(plan.gathered), queries(tile) + i, TILE_ROWS);
+            }
+        }
+        scale_queries();
+    }
+    void scale_queries() {
+        word* p = part<word>(plan.q);
+        const ptrdiff_t n = tiles() * plan.inner * TILE_ROWS;
+        if constexpr (A::terms > 1) {
+            unit = C(std::fabs(t.scale));
+            if (t.scale < 0)
+                for (ptrdiff_t i = 0; i < n; ++i) p[i].bits ^= 0x80008000u;
+        } else {
+            for (ptrdiff_t i = 0; i < n; ++i) p[i] *= C(t.scale);
+        }
+    }
+
+    void pack_block(ptrdiff_t j0, uint64_t panels) {
+        constexpr int panel = PANEL<C>;
+        not_finite_count = 0;
+        for (int n = 0; n < PANELS<C>; ++n) {
+            if (!(panels >> n & 1)) continue;
+            const ptrdiff_t start = j0 + n * panel, stop = std::min(start + panel, q.keys);
+            word* keys = part<word>(plan.k) + n * panel * plan.inner;
+            for (int i = 0; i < panel; i += width) {
+                const auto at = [&](ptrdiff_t r) { return q.key(AT_K, w.head, std::min(start + i + r, stop - 1)); };
+                pack_rows<A>(t, AT_K, at, width, plan.dim, part<C>(plan.gathered), keys + i, panel);
+            }
+            for (ptrdiff_t j = start; j < start + panel; j += A::terms) pack_value(j, j0, stop);
+        }
+    }
+    void pack_value(ptrdiff_t j, ptrdiff_t j0, ptrdiff_t stop) {
+        word* dst = part<word>(plan.v);
+        const ptrdiff_t inner = (j - j0) / A::terms;
+        if (j >= stop) {
+            for (ptrdiff_t c = 0; c < plan.columns; c += width) std::memset((void*)(dst + value_offset<A>(c, inner, plan.columns)), 0, sizeof(vec_of<C>));
+            return;
+        }
+        const char* row = q.key(AT_V, w.head, j);
+        bool finite;
+        if constexpr (A::terms > 1) {
+            const char* next = j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
+            finite = value_packer<A, bf16>::pack((const bf16*)row, (const bf16*)next, plan.dim_v, inner, plan.columns, dst);
+        } else {
+            if (t.direct<C>(AT_V, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) finite = value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+            else if (std::is_same<C, float>::value && t.direct<f16>(AT_V, CODE_F16)) finite = pack_half<f16>(row, inner, dst);
+            else if (std::is_same<C, float>::value && t.direct<bf16>(AT_V, CODE_BF16)) finite = pack_half<bf16>(row, inner, dst);
+            else {
+                C* gathered = part<C>(plan.gathered);
+                gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
+                finite = value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
+            }
+        }
+        if (!finite)
+            for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
+    }
+    template <class S> bool pack_half(const char* row, ptrdiff_t inner, word* dst) {
+        if constexpr (std::is_same<C, float>::value && A::terms == 1)
+            return value_packer<A, S>::pack((const S*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+        return true;
+    }
+
+    // Values that are not finite were packed as 0: every row that sees one gets it here.
+    void add_not_finite(int tile, ptrdiff_t j0, uint64_t panels, const C* s) {
+        if (!infinite) infinite = (C*)std::calloc(size_t(tiles() * TILE_ROWS * plan.dim_v), sizeof(C));
+        if (!infinite) { t.failed = 1; return; }
+        C* value = part<C>(plan.gathered);
+        for (int n = 0; n < not_finite_count; ++n) {
+            const ptrdiff_t j = not_finite[n], k = j - j0;
+            if (!(panels >> (k / PANEL<C>) & 1)) continue;
+            gather_for<C>(t.code[AT_V])(q.key(AT_V, w.head, j), t.item[AT_V], plan.dim_v, value);
+            for (ptrdiff_t r = 0; r < last_row(tile) - first_row(tile); ++r) {
+                if (s[r * KEY_BLOCK<C> + k] == LOWEST<C>) continue;
+                C* row = infinite + (tile * TILE_ROWS + r) * plan.dim_v;
+                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) row[e] += value[e] - value[e] == 0 ? C(0) : value[e];
+            }
+        }
+    }
+
+    void run_tile(int tile, ptrdiff_t j0, ptrdiff_t j1, uint64_t panels) {
+        const ptrdiff_t first = first_row(tile), rows = last_row(tile) - first;
+        const key_runs runs = runs_of<C>(panels);
+        C *s = part<C>(plan.s), *o = part<C>(plan.o) + tile * TILE_ROWS * plan.columns;
+        row_states<C>& state = part<row_states<C>>(plan.states)[tile];
+        for (int i = 0; i < runs.count; ++i)
+            for (int j = runs.start[i]; j < runs.stop[i]; j += PANEL<C>)
+                score_panel<A>(int(rows), queries(tile), part<word>(plan.k) + j * plan.inner, plan.inner, s + j);
+        C here = unit;
+        if (t.has_options() && unit != 1) here = 1;
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            C* row = s + r * KEY_BLOCK<C>;
+            const row_of at(t, w.head, first + r);
+            if (t.has_options())
+                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], unit, row + runs.start[i]);
+            const key_range seen = q.seen_by(at.i);
+            hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
+        }
+        if (not_finite_count) add_not_finite(tile, j0, panels, s);
+        C alpha[TILE_ROWS + 16];
+        word* p = A::terms == 1 ? (word*)s : part<word>(plan.p);
+        update_rows<A>(int(rows), runs, here, s, p, state, alpha);
+        std::fill(alpha + rows, alpha + TILE_ROWS, C(1));
+        value_product<A>(int(rows), p, part<word>(plan.v), runs, alpha, o, plan.columns);
+    }
+
+    void run(const partial_rows<C>& kept) {
+        for (int tile = 0; tile < tiles(); ++tile) part<row_states<C>>(plan.states)[tile].clear();
+        std::memset(part<C>(plan.o), 0, size_t(tiles() * TILE_ROWS * plan.columns) * sizeof(C));
+        std::memset(part<C>(plan.s), 0, TILE_ROWS * KEY_BLOCK<C> * sizeof(C));
+        pack_queries();
+        uint64_t panels[ROWS_MOST / TILE_ROWS];
+        const key_range seen = q.seen_by_rows(w.first, w.last);
+        const ptrdiff_t lo = std::max(seen.lo, w.lo), hi = std::min(seen.hi, w.hi);
+        for (ptrdiff_t j0 = lo / plan.block * plan.block; j0 < hi; j0 += plan.block) {
+            const ptrdiff_t j1 = std::min(j0 + plan.block, hi);
+            uint64_t any = 0;
+            for (int tile = 0; tile < tiles(); ++tile) any |= panels[tile] = visible_panels<C>(q, w.head, first_row(tile), last_row(tile), j0, j1);
+            if (!any) continue;
+            pack_block(j0, any);
+            for (int tile = 0; tile < tiles(); ++tile)
+                if (panels[tile]) run_tile(tile, j0, j1, panels[tile]);
+        }
+        finish(kept);
+    }
+    void finish(const partial_rows<C>& kept) {
+        const bool scaled = unit != 1 && !t.has_options();
+        for (ptrdiff_t r = 0; r < w.last - w.first; ++r) {
+            const row_states<C>& state = part<row_states<C>>(plan.states)[r / TILE_ROWS];
+            C* o = part<C>(plan.o) + r * plan.columns;
+            const double m = double(state.m[r % TILE_ROWS]) * (scaled ? double(unit) : 1), d = state.d[r % TILE_ROWS];
+            if (infinite)
+                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) o[e] += infinite[r * plan.dim_v + e];
+            if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);
+            else finish_row(q, row_of(t, w.head, w.first + r), o, m, d);
+        }
+    }
+};
+
+}  // namespace

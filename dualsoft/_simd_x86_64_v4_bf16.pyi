@@ -1,0 +1,1 @@
+from dualsoft._simd import *  # noqa: F403
