@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.operation import Array, Contender
+from bench.contest import Array, Call
 
-Call = Callable[[], Array]
+Contender = Callable[[Any, Array, int, Array], Array]
+"""(library's module, x, axis, out) -> result. ``out`` is a result-shaped array for those that can write to one."""
 
+ALL = ("float32", "float64", "float16", "bfloat16")
 SCALAR_HALF = "times float32 and float64 only: half types have no vector arithmetic there"
 
 
@@ -29,6 +31,8 @@ class Library(NamedTuple):
     dtypes: tuple[str, ...]
     why_only: str
     """Why other dtypes do not take part."""
+    threads: int = 0
+    """How many it may use, for what is told so call by call; 0: its environment says."""
 
 
 def _plain(module: Any, function: Contender, x: Array, axis: int, out: Array) -> Call:
@@ -43,8 +47,7 @@ def dualsoft_library() -> Library:
     """Return dualsoft itself."""
     import dualsoft
 
-    dtypes = ("float32", "float64", "float16", "bfloat16")
-    return Library("dualsoft", dualsoft.__version__, dualsoft, _keep, np.asarray, _plain, dtypes, "")
+    return Library("dualsoft", dualsoft.__version__, dualsoft, _keep, np.asarray, _plain, ALL, "")
 
 
 def _numpy(threads: int) -> Library:
@@ -71,8 +74,7 @@ def _from_torch(tensor: Array) -> Array:
 def _torch(threads: int) -> Library:
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(threads)
-    dtypes = ("float32", "float64", "float16", "bfloat16")
-    return Library("torch", torch.__version__, torch, _to_torch, _from_torch, _plain, dtypes, "")
+    return Library("torch", torch.__version__, torch, _to_torch, _from_torch, _plain, ALL, "")
 
 
 def _bind_compiled(torch: Any, function: Contender, x: Array, axis: int, out: Array) -> Call:
@@ -98,10 +100,32 @@ def _bind_jit(jax: Any, function: Contender, x: Array, axis: int, out: Array) ->
 def _jax(threads: int) -> Library:
     jax: Any = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)
-    dtypes = ("float32", "float64", "float16", "bfloat16")
     return Library(
-        "jax", jax.__version__, jax, lambda jax, array: jax.numpy.asarray(array), np.asarray, _bind_jit, dtypes, ""
+        "jax", jax.__version__, jax, lambda jax, array: jax.numpy.asarray(array), np.asarray, _bind_jit, ALL, ""
     )
+
+
+def _bind_nothing(module: Any, function: Contender, x: Array, axis: int, out: Array) -> Call:
+    raise NotImplementedError("runs graphs, which its attention alone has here")
+
+
+def _onnxruntime(threads: int) -> Library:
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    importlib.import_module("onnx")
+    # What a graph cannot do is a reason in the notes; the log would say it again.
+    onnxruntime.set_default_logger_severity(4)
+    version = str(onnxruntime.__version__)
+    return Library("onnxruntime", version, onnxruntime, _keep, np.asarray, _bind_nothing, ALL, "")
+
+
+def _onnxruntime_attention(threads: int) -> Library:
+    return _onnxruntime(threads)._replace(name="onnxruntime.attention")
+
+
+def _openvino(threads: int) -> Library:
+    openvino: Any = importlib.import_module("openvino")
+    version = str(openvino.__version__).partition("-")[0]
+    return Library("openvino", version, openvino, _keep, np.asarray, _bind_nothing, ALL, "")
 
 
 _LOADERS: dict[str, Callable[[int], Library]] = {
@@ -110,6 +134,9 @@ _LOADERS: dict[str, Callable[[int], Library]] = {
     "torch": _torch,
     "torch.compile": _torch_compile,
     "jax": _jax,
+    "onnxruntime": _onnxruntime,
+    "onnxruntime.attention": _onnxruntime_attention,
+    "openvino": _openvino,
 }
 
 
@@ -119,7 +146,7 @@ def load(peers: tuple[str, ...], threads: int) -> dict[str, Library | str]:
     Parameters
     ----------
     peers : tuple of str
-        From "numpy", "scipy", "torch", "torch.compile", "jax".
+        From the names in `bench.options.PEERS`.
     threads : int
         How many each may use.
 
@@ -131,7 +158,7 @@ def load(peers: tuple[str, ...], threads: int) -> dict[str, Library | str]:
     found: dict[str, Library | str] = {}
     for name in peers:
         try:
-            found[name] = _LOADERS[name](threads)
+            found[name] = _LOADERS[name](threads)._replace(threads=threads)
         except ModuleNotFoundError as error:
             found[name] = f"not installed (no module {error.name})"
         except Exception as error:  # a broken installation of a peer is that peer's result

@@ -11,7 +11,7 @@ from bench.threads import available
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("numpy", "scipy", "torch", "jax", "jaxlib", "ml_dtypes")
+PACKAGES = ("numpy", "scipy", "torch", "jax", "jaxlib", "onnxruntime", "onnx", "openvino", "ml_dtypes")
 
 
 def machine() -> dict[str, Any]:

@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.ceilings import ceiling_call
-from bench.libraries import Call, Library, dtype_named, reason
-from bench.operation import BASELINE, Array, Case, Operation
-from dualsoft import accuracy
+from bench.contest import Call, Contest, Form, Rate, Work
+from bench.libraries import Library, dtype_named, reason
 
 OURS = "dualsoft"
-OURS_IN_BASELINE = f"dualsoft {BASELINE}"
 SETTLE_SECONDS = 0.005
 """Longer than OpenMP's threads spin, after a call, for more work."""
 TURN_SECONDS = 0.001
+TRIALS = 4
 
 
 class Result(NamedTuple):
@@ -29,6 +27,8 @@ class Result(NamedTuple):
     """The largest error of its result, in ulp."""
     reason: str | None = None
     wrong: bool = False
+    form: str = ""
+    """Which of the library's ways to do it was the fastest, where it has several."""
 
     @property
     def median(self) -> float | None:
@@ -40,29 +40,23 @@ class Row(NamedTuple):
     """One row: a case with every contender's result."""
 
     operation: str
+    case: str
     shape: tuple[int, ...]
-    axis: int
+    axis: int | None
+    """None where the operation is not along one axis."""
     dtype: str
     bytes_moved: int
+    flops: float
     ceiling: str
-    """"read" or "copy"; its result is that of the contender of this name, absent for arrays that caches may hold."""
+    """The name of the ceiling that bounds the case; it may have no result, as for arrays that caches may hold."""
+    ceilings: tuple[str, ...]
+    baselines: tuple[str, ...]
     results: dict[str, Result]
 
 
-class _Truth(NamedTuple):
-    """The right result, and the spacing of the dtype at the size that counts its errors."""
-
-    exact: Array
-    spacing: Array
-    limit: Array
-    """dualsoft's bound."""
-    shared_limit: Array
-    """Half of the dtype's digits: beyond it something else was computed."""
-
-
 def measure(
-    operation: Operation,
-    case: Case,
+    operation: Any,
+    case: Any,
     libraries: Mapping[str, Library | str],
     threads: int,
     repeat: int,
@@ -72,8 +66,8 @@ def measure(
 
     Parameters
     ----------
-    operation : Operation
-    case : Case
+    operation : Operation or AttentionOperation
+    case : Case or AttentionCase
     libraries : dict of str to (Library or str)
         dualsoft and its peers, or the reasons why they do not take part.
     threads : int
@@ -87,89 +81,95 @@ def measure(
     -------
     Row
     """
-    shape, axis = case.shape.lengths, case.shape.axis
-    calls: dict[str, Call] = {}
-    results: dict[str, Result] = {}
     try:
         dtype = dtype_named(case.dtype)
     except ModuleNotFoundError as error:
-        why = f"not installed (no module {error.name})"
-        return Row(operation.name, shape, axis, case.dtype, 0, operation.ceiling, {OURS: Result([], reason=why)})
-    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(dtype)
-    out = np.empty(operation.result_shape(case.shape), dtype)
-    moved = operation.bytes_moved(x, out)
-    truth = _truth(operation, x, axis)
+        work = operation.work(case, 0)
+        results = {OURS: Result([], reason=f"not installed (no module {error.name})")}
+        return _row(operation.name, case.dtype, work, (), (), results)
+    contest: Contest = operation.contest(case, dtype)
+    calls: dict[str, Call | Rate] = {}
+    results = {}
     for name, library in libraries.items():
-        results[name], call = _prepared(operation, name, library, x, axis, truth)
+        results[name], call = _prepared(contest, name, library, case.dtype)
         if call is not None:
             calls[name] = call
-    del truth
-    ours, function = libraries[OURS], operation.contenders[OURS]
-    if x.dtype.itemsize < 4 and isinstance(ours, Library) and not isinstance(function, str):
-        wide_out = np.empty(out.shape, BASELINE)
-        calls[OURS_IN_BASELINE] = ours.bound(ours.module, function, x.astype(BASELINE), axis, wide_out)
-        results[OURS_IN_BASELINE] = Result([])
-    ceiling = ceiling_call(operation.ceiling, x, threads)
-    if isinstance(ceiling, str):
-        results[operation.ceiling] = Result([], reason=ceiling)
-    elif ceiling is not None:
-        calls[operation.ceiling], results[operation.ceiling] = ceiling, Result([])
+    ours = libraries[OURS]
+    baselines = contest.baselines(ours) if OURS in calls and isinstance(ours, Library) else {}
+    calls |= baselines
+    ceilings = contest.ceilings(threads)
+    calls |= {name: ceiling for name, ceiling in ceilings.items() if not isinstance(ceiling, str)}
+    for name in (*baselines, *ceilings):
+        found = ceilings.get(name)
+        results[name] = Result([], reason=found if isinstance(found, str) else None)
     for name, times in in_turns(calls, repeat, tick).items():
         results[name] = results[name]._replace(times=times)
-    return Row(operation.name, shape, axis, case.dtype, moved, operation.ceiling, results)
+    work = contest.work._replace(ceiling=next(iter(ceilings), contest.work.ceiling))
+    return _row(operation.name, case.dtype, work, tuple(ceilings), tuple(baselines), results)
 
 
-def _truth(operation: Operation, x: Array, axis: int) -> _Truth:
-    wide = x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
-    exact = operation.exact(wide, axis)
-    size = operation.size(wide, exact, axis)
-    spread = float(np.max(np.max(wide, axis=axis) - np.min(wide, axis=axis)))
-    spacing = accuracy.ulp(size, x.dtype)
-    bound = accuracy.bound(operation.name, x.dtype, n=x.shape[axis], spread=spread)
-    limit = bound.ulp * spacing + bound.absolute
-    least = accuracy.ulp(0.0, x.dtype)
-    shared_limit = math.sqrt(accuracy.unit_roundoff(x.dtype)) * np.abs(size) + least
-    return _Truth(exact, spacing, limit, shared_limit)
+def _row(
+    operation: str,
+    dtype: str,
+    work: Work,
+    ceilings: tuple[str, ...],
+    baselines: tuple[str, ...],
+    results: dict[str, Result],
+) -> Row:
+    case, shape, axis, moved, flops, ceiling = work
+    return Row(operation, case, shape, axis, dtype, moved, flops, ceiling, ceilings, baselines, results)
 
 
-def _prepared(
-    operation: Operation, name: str, library: Library | str, x: Array, axis: int, truth: _Truth
-) -> tuple[Result, Call | None]:
-    """Return the contender's result so far, and its call if it can be timed."""
-    function = operation.contenders.get(name, f"{operation.name} has no contender for it")
+def _prepared(contest: Contest, name: str, library: Library | str, dtype: str) -> tuple[Result, Call | None]:
+    """Return the contender's result so far, and its fastest right call if it can be timed."""
     if isinstance(library, str):
         return Result([], reason=library), None
-    if isinstance(function, str):
-        return Result([], reason=function), None
-    if x.dtype.name not in library.dtypes:
+    if dtype not in library.dtypes:
         return Result([], reason=library.why_only), None
-    out = np.empty(truth.exact.shape, x.dtype)
     try:
-        call = library.bound(
-            library.module, function, library.given(library.module, x), axis, library.given(library.module, out)
-        )
-        found = library.taken(call()).astype(truth.exact.dtype)
+        forms = contest.forms(name, library)
     except Exception as error:  # a contender that fails is a result
         return Result([], reason=f"fails: {reason(error)}"), None
-    if found.shape != truth.exact.shape:
-        return Result([], reason=f"gives the shape {found.shape} instead of {truth.exact.shape}", wrong=True), None
-    distance = np.abs(found - truth.exact)
-    ulps = float(np.max(distance / truth.spacing))
-    limit = truth.limit if name == OURS else truth.shared_limit
-    # Written so that NaN is wrong too.
-    if not bool(np.all(distance <= limit)):
+    if isinstance(forms, str):
+        return Result([], reason=forms), None
+    tried = {label: _checked(contest, form, ours=name == OURS) for label, form in forms.items()}
+    right = {label: result for label, result in tried.items() if result.reason is None}
+    if not right:
+        return next(iter(tried.values())), None
+    label = next(iter(right)) if len(right) == 1 else min(right, key=lambda key: _trial(forms[key].call))
+    return right[label]._replace(form=label), forms[label].call
+
+
+def _checked(contest: Contest, form: Form, ours: bool) -> Result:
+    try:
+        found = form.read(form.call())
+    except Exception as error:  # a contender that fails is a result
+        return Result([], reason=f"fails: {reason(error)}")
+    if found.shape != contest.result_shape:
+        return Result([], reason=f"gives the shape {found.shape} instead of {contest.result_shape}", wrong=True)
+    ulps, limit = contest.judge(found, ours)
+    if limit is not None:
         by = ulps if math.isfinite(ulps) else None
-        beyond = "its bound" if name == OURS else "half of the digits"
-        return Result([], by, f"not timed: is wrong by {ulps:.3g} ulp, beyond {beyond}", wrong=True), None
-    return Result([], ulps), call
+        return Result([], by, f"not timed: is wrong by {ulps:.3g} ulp, beyond {limit}", wrong=True)
+    return Result([], ulps)
 
 
-def in_turns(calls: Mapping[str, Call], repeat: int, tick: Callable[[], None]) -> dict[str, list[float]]:
+def _trial(call: Call) -> float:
+    """Return the least seconds of a few calls: enough to choose among a library's ways to do the same."""
+    taken = []
+    for _ in range(TRIALS):
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def in_turns(calls: Mapping[str, Call | Rate], repeat: int, tick: Callable[[], None]) -> dict[str, list[float]]:
     """Time every call once a repetition, in rotating order.
 
     Parameters
     ----------
-    calls : dict of str to callable
+    calls : dict of str to (callable or Rate)
         Complete when they return.
     repeat : int
         The number of repetitions.
@@ -197,7 +197,9 @@ def in_turns(calls: Mapping[str, Call], repeat: int, tick: Callable[[], None]) -
     return times
 
 
-def _turn(call: Call) -> float:
+def _turn(call: Call | Rate) -> float:
+    if isinstance(call, Rate):
+        return call.work / call.call()
     begin = time.perf_counter()
     count, settled = 0, False
     while not settled:
@@ -221,6 +223,7 @@ def row_record(row: Row) -> dict[str, Any]:
             "error_ulp": result.error_ulp,
             "reason": result.reason,
             "wrong": result.wrong,
+            "form": result.form,
         }
         for name, result in row.results.items()
     }

@@ -1,20 +1,16 @@
-"""What an operation's file declares."""
+"""Operations along an axis: what their files declare, and how a case of theirs is made ready."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bench.ceilings import ceiling_call
+from bench.contest import BASELINE, Array, Call, Form, Rate, Verdict, Work
+from bench.libraries import Contender, Library
 from bench.options import Shape
-
-Array = Any
-"""A NumPy array, or the array of the library at hand."""
-
-Contender = Callable[[Any, Array, int, Array], Array]
-"""(library's module, x, axis, out) -> result. ``out`` is a result-shaped array for those that can write to one."""
-
-BASELINE = "float32"
-"""Half types are compared with dualsoft's time in this dtype."""
+from dualsoft import accuracy
 
 
 class Case(NamedTuple):
@@ -23,9 +19,19 @@ class Case(NamedTuple):
     shape: Shape
     dtype: str
 
+    @property
+    def label(self) -> str:
+        """How the row is called."""
+        return str(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """The size that ``--quick`` looks at: the elements of x."""
+        return math.prod(self.shape.lengths)
+
 
 class Operation(NamedTuple):
-    """An operation to be timed.
+    """An operation along an axis, to be timed.
 
     ``exact`` computes the result from wide x; ``size`` gives, from wide x, that result and the axis, the size whose
     ulp counts the errors. ``contenders`` may name a library with a string, the reason why it does not take part.
@@ -40,6 +46,8 @@ class Operation(NamedTuple):
     exact: Callable[[Array, int], Array]
     size: Callable[[Array, Array, int], Array]
     contenders: Mapping[str, Contender | str]
+    takes_shapes: bool = True
+    """Whether ``--shapes`` can replace its cases."""
 
     def result_shape(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape of the result for an input of ``shape``."""
@@ -51,6 +59,72 @@ class Operation(NamedTuple):
     def bytes_moved(self, x: Array, out: Array) -> int:
         """Return the bytes that must cross memory: the input read once and the result written once."""
         return int(x.nbytes + out.nbytes)
+
+    def with_dtype(self, case: Case, dtype: str) -> Case:
+        """Return a case in another dtype."""
+        return case._replace(dtype=dtype)
+
+    def contest(self, case: Case, dtype: np.dtype[Any]) -> "AxisContest":
+        """Make a case ready."""
+        return AxisContest(self, case, dtype)
+
+    def work(self, case: Case, moved: int) -> Work:
+        """Describe a case."""
+        return Work(case.label, case.shape.lengths, case.shape.axis, moved, 0.0, self.ceiling)
+
+
+class AxisContest:
+    """One case of an operation along an axis: x, its result from wide arithmetic, and the limits on the errors."""
+
+    def __init__(self, operation: Operation, case: Case, dtype: np.dtype[Any]) -> None:
+        self.operation = operation
+        self.axis = case.shape.axis
+        self.x = np.random.default_rng(0).standard_normal(case.shape.lengths, dtype=np.float32).astype(dtype)
+        self.result_shape = operation.result_shape(case.shape)
+        self.work = operation.work(case, operation.bytes_moved(self.x, np.empty(self.result_shape, dtype)))
+        wide = self.x.astype(np.longdouble if dtype == np.float64 else np.float64)
+        self.exact = operation.exact(wide, self.axis)
+        size = operation.size(wide, self.exact, self.axis)
+        spread = float(np.max(np.max(wide, axis=self.axis) - np.min(wide, axis=self.axis)))
+        bound = accuracy.bound(operation.name, dtype, n=self.x.shape[self.axis], spread=spread)
+        self.spacing = accuracy.ulp(size, dtype)
+        self.limit = bound.ulp * self.spacing + bound.absolute
+        # Half of the dtype's digits: beyond it something else was computed.
+        self.shared_limit = math.sqrt(accuracy.unit_roundoff(dtype)) * np.abs(size) + accuracy.ulp(0.0, dtype)
+
+    def forms(self, name: str, library: Library) -> dict[str, Form] | str:
+        """Return the library's one call."""
+        function = self.operation.contenders.get(name, f"{self.operation.name} has no contender for it")
+        if isinstance(function, str):
+            return function
+        return {"": Form(self._bound(library, function, self.x), library.taken)}
+
+    def _bound(self, library: Library, function: Contender, x: Array) -> Call:
+        module, given = library.module, library.given
+        return library.bound(
+            module, function, given(module, x), self.axis, given(module, np.empty(self.result_shape, x.dtype))
+        )
+
+    def judge(self, found: Array, ours: bool) -> Verdict:
+        """Compare a result with the exact one, element by element."""
+        distance = np.abs(found.astype(self.exact.dtype) - self.exact)
+        limit, called = (self.limit, "its bound") if ours else (self.shared_limit, "half of the digits")
+        # Written so that NaN is wrong too.
+        right = bool(np.all(distance <= limit))
+        return Verdict(float(np.max(distance / self.spacing)), None if right else called)
+
+    def baselines(self, library: Library) -> dict[str, Call]:
+        """Return dualsoft in float32, beside half types."""
+        function = self.operation.contenders[library.name]
+        if self.x.dtype.itemsize >= 4 or isinstance(function, str):
+            return {}
+        return {f"{library.name} {BASELINE}": self._bound(library, function, self.x.astype(BASELINE))}
+
+    def ceilings(self, threads: int) -> dict[str, Call | Rate | str]:
+        """Return memory's, for arrays that no cache holds."""
+        kind = self.operation.ceiling
+        found = ceiling_call(kind, self.x, threads)
+        return {} if found is None else {kind: found}
 
 
 SQUARE = Shape((4096, 4096), -1)

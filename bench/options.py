@@ -10,10 +10,10 @@ from bench import operations
 from bench.threads import available
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-PEERS = ("numpy", "scipy", "torch", "torch.compile", "jax")
+PEERS = ("numpy", "scipy", "torch", "torch.compile", "jax", "onnxruntime", "onnxruntime.attention", "openvino")
 RESULTS = Path(__file__).parent / "results"
 QUICK_ELEMENTS = 2**20
-"""The largest array that ``--quick`` measures."""
+"""The largest array, or of attention the most scores, that ``--quick`` measures."""
 
 
 class Shape(NamedTuple):
@@ -34,6 +34,7 @@ class Options(NamedTuple):
     repeat: int
     quick: bool
     shapes: tuple[Shape, ...] | None
+    cases: tuple[str, ...] | None
     dtypes: tuple[str, ...] | None
     peers: tuple[str, ...]
     json: Path | None
@@ -60,6 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         repeat=given.repeat or (3 if given.quick else 15),
         quick=given.quick,
         shapes=tuple(given.shapes) if given.shapes else None,
+        cases=tuple(given.cases) if given.cases else None,
         dtypes=tuple(given.dtypes) if given.dtypes else None,
         peers=tuple(given.peers),
         json=given.json,
@@ -79,8 +81,24 @@ def _parser() -> argparse.ArgumentParser:
     add("operations", nargs="*", metavar="operation", help=f"default: all of {', '.join(operation_names())}")
     add("--threads", type=_count, default=min(2, available()), metavar="N", help="for every contender (default 2)")
     add("--repeat", type=_count, metavar="N", help="repetitions (default 15, 3 with --quick)")
-    add("--quick", action="store_true", help=f"few repetitions, no array of more than {QUICK_ELEMENTS} elements")
-    add("--shapes", nargs="+", type=_shape, metavar="SHAPE", help="such as 4096x4096 or, along axis 0, 4096x4096:0")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"few repetitions, nothing of more than {QUICK_ELEMENTS} elements or scores",
+    )
+    add(
+        "--shapes",
+        nargs="+",
+        type=_shape,
+        metavar="SHAPE",
+        help="for operations along an axis, instead of their cases: such as 4096x4096 or, along axis 0, 4096x4096:0",
+    )
+    add(
+        "--cases",
+        nargs="+",
+        metavar="WORDS",
+        help="only cases with any of these in their name, such as 'causal S=2048'",
+    )
     add("--dtypes", nargs="+", choices=DTYPES, help="default: those of each shape in the operation's file")
     add("--peers", nargs="*", choices=PEERS, default=PEERS, help="default: all; none named: dualsoft alone")
     add("--json", type=Path, metavar="PATH", help="where to save every time (default: a new file in bench/results)")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import OURS, Row
-from bench.report import PEERS_OUT, ratio
+from bench.report import peers, ratio
 
 
 def save_plot(path: Path, header: dict[str, Any], rows: list[Row]) -> None:
@@ -19,23 +19,23 @@ def save_plot(path: Path, header: dict[str, Any], rows: list[Row]) -> None:
         Machine, date, threads.
     rows : list of Row
     """
-    peers = [name for name in dict.fromkeys(name for row in rows for name in row.results) if name not in PEERS_OUT]
+    names = list(dict.fromkeys(name for row in rows for name in peers(row)))
     # pyplot would look for a display.
-    size = (9, 1.2 + 0.16 * len(rows) * (len(peers) + 1))
+    size = (9, 1.2 + 0.16 * len(rows) * (len(names) + 1))
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    height = 0.8 / max(1, len(peers))
-    for index, name in enumerate(peers):
+    height = 0.8 / max(1, len(names))
+    for index, name in enumerate(names):
         points = [(position, ratio(row, name)) for position, row in enumerate(rows)]
         timed = [(position + index * height, value) for position, value in points if value is not None]
         axes.barh([at for at, _ in timed], [value - 1 for _, value in timed], height, left=1, label=name)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel(f"time over {OURS}'s (log scale)")
-    labels = [f"{row.operation} {'x'.join(map(str, row.shape))} axis {row.axis} {row.dtype}" for row in rows]
+    labels = [f"{row.operation} {row.case} {row.dtype}" for row in rows]
     axes.set_yticks([position + 0.4 - height / 2 for position in range(len(rows))], labels, fontsize=8)
     axes.invert_yaxis()
-    if peers:
+    if names:
         axes.legend()
     where = header["machine"]["cpu"]
     axes.set_title(f"{where}, {header['level']}, {header['threads']} threads, {header['date'][:10]}", fontsize=9)

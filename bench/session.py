@@ -15,13 +15,13 @@ import dualsoft
 from bench.libraries import Library, dualsoft_library, load
 from bench.machine import commit, machine, versions
 from bench.measure import OURS, Row, measure, ours_failed, row_record
-from bench.operation import Case, Operation
+from bench.operation import Case
 from bench.options import QUICK_ELEMENTS, RESULTS, Options
 from bench.report import footnotes, table
 from dualsoft import isa
 
 FORMAT = 1
-WIDTH = 150
+WIDTH = 180
 """Columns of the table where the output is no terminal."""
 
 
@@ -35,8 +35,11 @@ def run(options: Options) -> int:
     found = {name: importlib.import_module(f"bench.operations.{name}").OPERATION for name in options.operations}
     work = [(operation, case) for operation in found.values() for case in cases_of(operation, options)]
     if not work:
-        print("no shape is left to measure: --quick leaves out large arrays", file=sys.stderr)
+        left_out_by = "--quick leaves out large ones, --cases others, and --shapes is for operations along an axis"
+        print(f"no case is left to measure: {left_out_by}", file=sys.stderr)
         return 2
+    if left_out := [name for name, operation in found.items() if all(operation is not mine for mine, _ in work)]:
+        print(f"no case is left of {', '.join(left_out)}", file=sys.stderr)
     libraries: dict[str, Library | str] = {OURS: dualsoft_library()}
     libraries |= load(options.peers, options.threads)
     header = _header(options)
@@ -51,42 +54,35 @@ def run(options: Options) -> int:
         console.print(f"the figure is in {options.plot}")
     failures = [(row, why) for row in rows if (why := ours_failed(row)) is not None]
     for row, why in failures:
-        print(f"dualsoft failed: {row.operation} {row.shape} axis {row.axis} {row.dtype}: {why}", file=sys.stderr)
+        print(f"dualsoft failed: {row.operation} {row.case} {row.dtype}: {why}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def cases_of(operation: Operation, options: Options) -> list[Case]:
+def cases_of(operation: Any, options: Options) -> list[Any]:
     """Return the cases of an operation that the options leave, or the shapes that they name."""
     if options.shapes is not None:
-        return [Case(shape, dtype) for dtype in options.dtypes or ("float32",) for shape in options.shapes]
+        cases = [Case(shape, dtype) for dtype in options.dtypes or ("float32",) for shape in options.shapes]
+        return cases if operation.takes_shapes else []
     cases = operation.cases
+    if options.cases is not None:
+        cases = [case for case in cases if any(words in case.label for words in options.cases)]
     if options.dtypes is not None:
-        shapes = dict.fromkeys(case.shape for case in cases)
         listed = [case for case in cases if case.dtype in options.dtypes]
         extra = [d for d in options.dtypes if all(case.dtype != d for case in cases)]
-        cases = (*listed, *(Case(shape, dtype) for dtype in extra for shape in shapes))
-    if not options.quick:
-        return list(cases)
-    sizes = [(case, _elements(case)) for case in cases]
-    return [case for case, elements in sizes if elements <= QUICK_ELEMENTS]
-
-
-def _elements(case: Case) -> int:
-    elements = 1
-    for length in case.shape.lengths:
-        elements *= length
-    return elements
+        plain = dict.fromkeys(operation.with_dtype(case, "") for case in cases)
+        cases = [*listed, *(operation.with_dtype(case, dtype) for dtype in extra for case in plain)]
+    return [case for case in cases if not options.quick or case.elements <= QUICK_ELEMENTS]
 
 
 def _measured(
-    console: Console, work: list[tuple[Operation, Case]], libraries: dict[str, Library | str], options: Options
+    console: Console, work: list[tuple[Any, Any]], libraries: dict[str, Library | str], options: Options
 ) -> list[Row]:
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(work) * options.repeat)
         for position, (operation, case) in enumerate(work):
-            progress.update(task, description=f"{operation.name} {case.shape} {case.dtype}")
+            progress.update(task, description=f"{operation.name} {case.label} {case.dtype}")
             rows.append(
                 measure(operation, case, libraries, options.threads, options.repeat, lambda: progress.advance(task))
             )

@@ -87,6 +87,22 @@ struct row_of {
     row_of(const attention_task& t, ptrdiff_t hk, ptrdiff_t r) : h(hk * t.group + r % t.group), i(r / t.group) {}
 };
 
+// scale = fold · unit: queries are multiplied by fold, which rounds nothing; scores are then in units of `unit`, which costs nothing where
+// the exponent is taken. Scales far from 1 are folded whole, so that no product overflows that the scaled one would not.
+template <class A> struct score_scale {
+    typename A::compute fold;
+    double unit;
+    explicit score_scale(double scale) : fold(typename A::compute(scale)), unit(1) {
+        int exponent;
+        const double size = std::fabs(scale), mantissa = std::frexp(size, &exponent);
+        const bool moderate = size > 0x1p-20 && size < 0x1p20;
+        if (A::terms > 1 || (moderate && mantissa != 0.5)) {
+            fold = typename A::compute(scale < 0 ? -1 : 1);
+            unit = size;
+        }
+    }
+};
+
 // The panels of the block of keys j0 <= j < j1 that some of the rows first <= r < last see, one bit each.
 template <class C> uint64_t visible_panels(const sequence& s, ptrdiff_t hk, ptrdiff_t first, ptrdiff_t last, ptrdiff_t j0, ptrdiff_t j1) {
     const key_range seen = s.seen_by_rows(first, last);

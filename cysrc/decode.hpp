@@ -118,10 +118,11 @@ template <class C, class K, class V> struct decode_rows {
     const decode_plan plan;
     const sequence q;
     char* memory;
+    const score_scale<lane_arithmetic<C>> scale;
     C* infinite = nullptr;
 
     decode_rows(const attention_task& task, const work_item& item, char* scratch)
-        : t(task), w(item), rows(item.last - item.first), plan(decode_plan::of<C>(task, rows)), q(task, item.sequence), memory(scratch) {}
+        : t(task), w(item), rows(item.last - item.first), plan(decode_plan::of<C>(task, rows)), q(task, item.sequence), memory(scratch), scale(task.scale) {}
     ~decode_rows() { std::free(infinite); }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
     bool gathers(int op) const { return op == AT_K ? !t.direct<K>(op, storage_code(K{})) : !t.direct<V>(op, storage_code(V{})); }
@@ -136,7 +137,7 @@ template <class C, class K, class V> struct decode_rows {
         for (ptrdiff_t r = 0; r < rows; ++r, dst += plan.padded) {
             const row_of at(t, w.head, w.first + r);
             gather_for<C>(t.code[AT_Q])(q.at(AT_Q, at.h, at.i), t.item[AT_Q], t.dim, dst);
-            for (ptrdiff_t e = 0; e < t.dim; ++e) dst[e] *= C(t.scale);
+            for (ptrdiff_t e = 0; e < t.dim; ++e) dst[e] *= scale.fold;
         }
     }
     // Rows j .. j + count of keys or values; those past `stop` repeat the last one.
@@ -177,7 +178,7 @@ template <class C, class K, class V> struct decode_rows {
             C* row = s + r * KEY_BLOCK<C>;
             const row_of at(t, w.head, w.first + r);
             if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], C(1), row + runs.start[i]);
+                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.unit, row + runs.start[i]);
             const key_range seen = q.seen_by(at.i);
             hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
         }
@@ -232,7 +233,7 @@ template <class C, class K, class V> struct decode_rows {
         C *s = part<C>(plan.s), *sums = part<C>(plan.sums), *o = part<C>(plan.o);
         score_block(runs, j0, j1, s);
         C alpha[FEW_ROWS + 16];
-        update_rows<lane_arithmetic<C>>(int(rows), runs, C(1), s, s, *part<row_states<C>>(plan.states), alpha);
+        update_rows<lane_arithmetic<C>>(int(rows), runs, t.has_options() ? 1 : scale.unit, s, s, *part<row_states<C>>(plan.states), alpha);
         std::fill(sums, sums + rows * plan.columns, C(0));
         sum_values(runs, j0, j1, s, sums);
         vec_of<C> differences{};
@@ -257,8 +258,9 @@ template <class C, class K, class V> struct decode_rows {
             const uint64_t panels = visible_panels<C>(q, w.head, w.first, w.last, j0, j1);
             if (panels) run_block(j0, j1, panels);
         }
+        const double unit = t.has_options() ? 1 : scale.unit;
         for (ptrdiff_t r = 0; r < rows; ++r, o += plan.columns) {
-            const double m = double(state.m[r]), d = state.d[r];
+            const double m = double(state.m[r]) * unit, d = state.d[r];
             if (infinite)
                 for (ptrdiff_t e = 0; e < t.dim_v; ++e) o[e] += infinite[r * plan.columns + e];
             if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);

@@ -23,7 +23,6 @@ template <> struct exp_constants<float> {
     static constexpr float c[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f, 0x1.123a20p-7f, 0x1.6a23d0p-10f};
     static constexpr int degree = 5;
     // 2^f = 1 + f P(f)
-    static constexpr float lowest2 = -151.0f;
     static constexpr float p2[] = {0x1.62e432p-1f, 0x1.ebfbe2p-3f, 0x1.c6ae72p-5f, 0x1.3b270ep-7f, 0x1.5f7276p-10f, 0x1.470b46p-13f};
     static constexpr int terms2 = 6;
     // tanh(x) = x + x z T(z) with z = x^2, for |x| <= 5/8
@@ -40,7 +39,6 @@ template <> struct exp_constants<double> {
                                    0x1.6c16c17cc6363p-10, 0x1.a01a011bddcd4p-13, 0x1.a019ab22fbfc9p-16,
                                    0x1.71df55c2f8663p-19, 0x1.289f95b6d3391p-22, 0x1.ad1f7252e8036p-26};
     static constexpr int degree = 10;
-    static constexpr double lowest2 = -1076.0;
     static constexpr double p2[] = {0x1.62e42fefa39f3p-1, 0x1.ebfbdff82c598p-3, 0x1.c6b08d7048f31p-5, 0x1.3b2ab6fba1e1bp-7,
                                     0x1.5d87fe7bbbf9dp-10, 0x1.430913096124bp-13, 0x1.ffcbee3a8de24p-17, 0x1.62bfd49ec16c4p-20,
                                     0x1.b54168a8bdf71p-24, 0x1.e605f97af40c1p-28, 0x1.c061f4e1ab84bp-32};
@@ -97,16 +95,20 @@ template <int count, class S> DS_INLINE void exp_each(simd<S>* x) {
 }
 template <class S> DS_INLINE simd<S> exp(simd<S> x) { exp_each<1>(&x); return x; }
 
-// exp2 of `count` registers in lockstep: no constant has to be taken out of the argument, which saves two steps against exp.
-template <int count, class S> DS_INLINE void exp2_each(simd<S>* x) {
+template <class C> constexpr C LOWEST_EXP2 = sizeof(C) == 4 ? C(-151) : C(-1076);      // 2^that rounds to 0
+
+// exp2(x · factor) of `count` registers in lockstep. The product is rounded only after its nearest integer was taken out, and no constant has
+// to be taken out in two parts, which saves two steps against exp.
+// lowest: LOWEST_EXP2 / factor.
+template <int count, class S> DS_INLINE void exp2_each(simd<S>* x, vec_of<S> factor, vec_of<S> lowest) {
     using K = exp_constants<typename simd<S>::C>;
     using V = vec_of<S>;
     const V shift = V{} + (K::round + (DS_BYTES == 64 ? 0 : K::offset));
     V f[count], z[count], n[count], p[count];
-    for (int j = 0; j < count; ++j) f[j] = max_keep(V{} + K::lowest2, x[j].v);
-    for (int j = 0; j < count; ++j) z[j] = f[j] + shift;
+    for (int j = 0; j < count; ++j) f[j] = max_keep(lowest, x[j].v);
+    for (int j = 0; j < count; ++j) z[j] = fused(f[j], factor, shift);
     for (int j = 0; j < count; ++j) n[j] = z[j] - shift;
-    for (int j = 0; j < count; ++j) f[j] = f[j] - n[j];
+    for (int j = 0; j < count; ++j) f[j] = fused(f[j], factor, -n[j]);
     for (int j = 0; j < count; ++j) p[j] = V{} + K::p2[K::terms2 - 1];
     for (int i = K::terms2 - 2; i >= 0; --i)
         for (int j = 0; j < count; ++j) p[j] = fused(p[j], f[j], V{} + K::p2[i]);

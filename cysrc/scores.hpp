@@ -39,13 +39,13 @@ template <class C> void gather_bias(int code, const char* p, ptrdiff_t stride, p
 }
 
 // All that changes the scores s[0 .. n) of keys from j on of one row, the hiding of keys included; they become natural units.
-template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s) {
+template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, double unit, C* s) {
     const attention_task& t = *q.t;
     using V = vec_of<C>;
     constexpr int width = simd<C>::width;
     const ptrdiff_t known = std::min(n, q.keys - j);            // bias and masks end where the keys do
     if (unit != 1)
-        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * unit);
+        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * C(unit));
     if (t.softcap != 0) {
         const C cap = C(t.softcap);
         for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
@@ -66,7 +66,8 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
         const ptrdiff_t position = at.i + q.offset;
         for (ptrdiff_t k = 0; k < n; ++k) {
             const ptrdiff_t distance = position - (j + k);
-            s[k] -= slope * C(distance < 0 ? -distance : distance);
+            const C y = s[k] - slope * C(distance < 0 ? -distance : distance);
+            s[k] = s[k] > LOWEST<C> && y < -std::numeric_limits<C>::max() ? -std::numeric_limits<C>::max() : y;
         }
     }
     if (t.base[AT_MASK]) fill_hidden(s, q.at(AT_MASK, at.h, at.i) + j * t.item[AT_MASK], t.item[AT_MASK], known, LOWEST<C>);
@@ -114,11 +115,11 @@ template <class C> DS_INLINE vec_of<C> row_maxima(int rows, const key_runs& runs
 }
 
 // exp of `count` registers of scores, added to `sum` in order, as the left operand of the second product.
-template <class A, int count, class C> DS_INLINE void exponentials(const C* s, typename A::word* p, vec_of<C> shift, vec_of<C> factor, vec_of<C>& sum) {
+template <class A, int count, class C> DS_INLINE void exponentials(const C* s, typename A::word* p, vec_of<C> shift, vec_of<C> factor, vec_of<C> lowest, vec_of<C>& sum) {
     constexpr int width = simd<C>::width;
     simd<C> x[count];
-    for (int k = 0; k < count; ++k) x[k].v = (load_lanes(s + k * width) - shift) * factor;
-    exp2_each<count>(x);
+    for (int k = 0; k < count; ++k) x[k].v = load_lanes(s + k * width) - shift;
+    exp2_each<count>(x, factor, lowest);
     for (int k = 0; k < count; ++k) sum += x[k].v;
     if constexpr (A::terms == 1) {
         for (int k = 0; k < count; ++k) store_lanes(p + k * width, x[k].v);
@@ -131,18 +132,18 @@ template <class A, int count, class C> DS_INLINE void exponentials(const C* s, t
 // The softmax step of the online algorithm for a tile: p = exp(s - m), m and d move on, and alpha is what the outputs so far are multiplied
 // by. p may be s. The order of every sum depends on the places of the keys alone.
 template <class A, class C = typename A::compute>
-void update_rows(int rows, const key_runs& runs, C unit, const C* s, typename A::word* p, row_states<C>& state, C* alpha) {
+void update_rows(int rows, const key_runs& runs, double unit, const C* s, typename A::word* p, row_states<C>& state, C* alpha) {
     constexpr int width = simd<C>::width;
     using V = vec_of<C>;
-    const V factor = V{} + C(unit * C(1.4426950408889634));
+    const V factor = V{} + C(unit * 1.4426950408889634), lowest = V{} + LOWEST_EXP2<C> / factor[0];
     for (int r0 = 0; r0 < rows; r0 += width) {
         const int count = std::min(rows - r0, width);
         const C* tile = s + r0 * KEY_BLOCK<C>;
         typename A::word* tile_p = p + r0 * (KEY_BLOCK<C> / A::terms);
         const V before = load_lanes(state.m + r0), m = row_maxima(count, runs, tile, state.m + r0);
         const V shift = m == LOWEST<C> ? V{} : m;
-        simd<C> rescale((before - shift) * factor);
-        exp2_each<1>(&rescale);
+        simd<C> rescale(before - shift);
+        exp2_each<1>(&rescale, factor, lowest);
         rescale.v = before == m ? V{} + 1 : rescale.v;
         store_lanes(alpha + r0, rescale.v);
         store_lanes(state.m + r0, m);
@@ -156,8 +157,8 @@ void update_rows(int rows, const key_runs& runs, C unit, const C* s, typename A:
                     const C* row = tile + r * KEY_BLOCK<C>;
                     typename A::word* row_p = tile_p + r * (KEY_BLOCK<C> / A::terms);
                     int j = runs.start[i];
-                    for (; j + 4 * width <= runs.stop[i]; j += 4 * width) exponentials<A, 4>(row + j, row_p + j / A::terms, shift_r, factor, sum);
-                    if (j < runs.stop[i]) exponentials<A, 2>(row + j, row_p + j / A::terms, shift_r, factor, sum);
+                    for (; j + 4 * width <= runs.stop[i]; j += 4 * width) exponentials<A, 4>(row + j, row_p + j / A::terms, shift_r, factor, lowest, sum);
+                    if (j < runs.stop[i]) exponentials<A, 2>(row + j, row_p + j / A::terms, shift_r, factor, lowest, sum);
                 }
             }
             sums[r].v = sum;

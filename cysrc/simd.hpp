@@ -208,13 +208,15 @@ DS_INLINE uvec_16 narrow_f16(vec_f32 x) {
 #endif
 // With AVX-512 one permute of 16-bit words puts the halves in place, and another takes them out.
 #if DS_BYTES == 64
-DS_INLINE __m512i word_order(int scale, int shift) {
+struct word_order {
     alignas(64) uint16_t at[32];
-    for (int i = 0; i < 32; ++i) at[i] = uint16_t((scale == 2 ? i * 2 + shift : i >> 1) & 31);
-    return _mm512_load_si512(at);
-}
+    constexpr word_order(int scale, int shift) : at() {
+        for (int i = 0; i < 32; ++i) at[i] = uint16_t((scale == 2 ? i * 2 + shift : i >> 1) & 31);
+    }
+};
+static constexpr word_order SPREAD_WORDS(1, 0), GATHER_WORDS(2, 1);
 DS_INLINE vec_f32 widen_bf16(uvec_16 h) {
-    return (vec_f32)_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, word_order(1, 0), _mm512_castsi256_si512((__m256i)h));
+    return (vec_f32)_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, _mm512_load_si512(SPREAD_WORDS.at), _mm512_castsi256_si512((__m256i)h));
 }
 #else
 DS_INLINE vec_f32 widen_bf16(uvec_16 h) { return (vec_f32)(__builtin_convertvector(h, uvec_32) << 16); }
@@ -227,7 +229,7 @@ DS_INLINE uvec_16 narrow_bf16(vec_f32 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
     const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
     const __m512i kept = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
-    return (uvec_16)_mm512_castsi512_si256(_mm512_permutexvar_epi16(word_order(2, 1), kept));
+    return (uvec_16)_mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_load_si512(GATHER_WORDS.at), kept));
 #else
     const uvec_32 u = (uvec_32)x, is_nan = (uvec_32)(x != x);
     const uvec_32 rounded = u + 0x7fffu + ((u >> 16) & 1);

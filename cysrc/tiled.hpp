@@ -73,13 +73,13 @@ template <class A> struct tiled_rows {
     const tile_plan<A> plan;
     const sequence q;
     char* memory;
-    C unit = 1;
+    const score_scale<A> scale;
     C* infinite = nullptr;                  // what values that are not finite add to each row's output; made when the first is met
     ptrdiff_t not_finite[KEY_BLOCK<C>];     // keys of the block with such values
     int not_finite_count = 0;
 
     tiled_rows(const attention_task& task, const work_item& item, char* scratch)
-        : t(task), w(item), plan(task, item.last - item.first), q(task, item.sequence), memory(scratch) {}
+        : t(task), w(item), plan(task, item.last - item.first), q(task, item.sequence), memory(scratch), scale(task.scale) {}
     ~tiled_rows() { std::free(infinite); }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
     int tiles() const { return int((w.last - w.first + TILE_ROWS - 1) / TILE_ROWS); }
@@ -87,7 +87,7 @@ template <class A> struct tiled_rows {
     ptrdiff_t last_row(int tile) const { return std::min(w.last, first_row(tile) + TILE_ROWS); }
     word* queries(int tile) const { return part<word>(plan.q) + tile * plan.inner * TILE_ROWS; }
 
-    // [inner][TILE_ROWS] a tile, scaled. Blocks of a register's width, the last first: each writes past its rows.
+    // [inner][TILE_ROWS] a tile. Blocks of a register's width, the last first: each writes past its rows.
     void pack_queries() {
         for (int tile = 0; tile < tiles(); ++tile) {
             const ptrdiff_t first = first_row(tile), count = last_row(tile) - first;
@@ -102,14 +102,12 @@ template <class A> struct tiled_rows {
         scale_queries();
     }
     void scale_queries() {
+        if (scale.fold == 1) return;
         word* p = part<word>(plan.q);
         const ptrdiff_t n = tiles() * plan.inner * TILE_ROWS;
-        if constexpr (A::terms > 1) {
-            unit = C(std::fabs(t.scale));
-            if (t.scale < 0)
-                for (ptrdiff_t i = 0; i < n; ++i) p[i].bits ^= 0x80008000u;
-        } else {
-            for (ptrdiff_t i = 0; i < n; ++i) p[i] *= C(t.scale);
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            if constexpr (A::terms > 1) p[i].bits ^= 0x80008000u;      // -1
+            else p[i] *= scale.fold;
         }
     }
 
@@ -183,20 +181,18 @@ template <class A> struct tiled_rows {
         for (int i = 0; i < runs.count; ++i)
             for (int j = runs.start[i]; j < runs.stop[i]; j += PANEL<C>)
                 score_panel<A>(int(rows), queries(tile), part<word>(plan.k) + j * plan.inner, plan.inner, s + j);
-        C here = unit;
-        if (t.has_options() && unit != 1) here = 1;
         for (ptrdiff_t r = 0; r < rows; ++r) {
             C* row = s + r * KEY_BLOCK<C>;
             const row_of at(t, w.head, first + r);
             if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], unit, row + runs.start[i]);
+                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.unit, row + runs.start[i]);
             const key_range seen = q.seen_by(at.i);
             hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
         }
         if (not_finite_count) add_not_finite(tile, j0, panels, s);
         C alpha[TILE_ROWS + 16];
         word* p = A::terms == 1 ? (word*)s : part<word>(plan.p);
-        update_rows<A>(int(rows), runs, here, s, p, state, alpha);
+        update_rows<A>(int(rows), runs, t.has_options() ? 1 : scale.unit, s, p, state, alpha);
         std::fill(alpha + rows, alpha + TILE_ROWS, C(1));
         value_product<A>(int(rows), p, part<word>(plan.v), runs, alpha, o, plan.columns);
     }
@@ -221,11 +217,11 @@ template <class A> struct tiled_rows {
         finish(kept);
     }
     void finish(const partial_rows<C>& kept) {
-        const bool scaled = unit != 1 && !t.has_options();
+        const double unit = t.has_options() ? 1 : scale.unit;
         for (ptrdiff_t r = 0; r < w.last - w.first; ++r) {
             const row_states<C>& state = part<row_states<C>>(plan.states)[r / TILE_ROWS];
             C* o = part<C>(plan.o) + r * plan.columns;
-            const double m = double(state.m[r % TILE_ROWS]) * (scaled ? double(unit) : 1), d = state.d[r % TILE_ROWS];
+            const double m = double(state.m[r % TILE_ROWS]) * unit, d = state.d[r % TILE_ROWS];
             if (infinite)
                 for (ptrdiff_t e = 0; e < plan.dim_v; ++e) o[e] += infinite[r * plan.dim_v + e];
             if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);

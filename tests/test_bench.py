@@ -1,32 +1,17 @@
 """The benchmark's own code: it runs, saves, prints, and tells failure. No time is judged here."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
+from bench_process import bench, module
 from conftest import USABLE
-from process import ROOT, WITHOUT_KERNELS, python
+from process import ROOT, WITHOUT_KERNELS
 
 pytest.importorskip("rich", reason="the benchmark's tables need rich")
 needs_kernels = pytest.mark.skipif(not any(":" in name for name in USABLE), reason="no compiled level can be used here")
-RUN = "import runpy, sys; sys.argv = ['bench', *sys.argv[1:]]; runpy.run_module('bench', run_name='__main__')"
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import a module of the benchmark, which lies at the root and is not installed."""
-    import importlib
-
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module
-
-
-def bench(*arguments: str, first: str = "") -> Any:
-    return python("-c", first + RUN, *arguments, cwd=ROOT)
+ATTENTION = {"attention", "decode", "paged"}
 
 
 @needs_kernels
@@ -65,7 +50,7 @@ def test_every_operation_runs_and_absent_contenders_say_why(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     rows = json.loads(saved.read_text())["rows"]
     files = {path.stem for path in (ROOT / "bench" / "operations").glob("*.py")} - {"__init__"}
-    assert {row["operation"] for row in rows} == files
+    assert {row["operation"] for row in rows} == files - ATTENTION
     for row in rows:
         assert "torch" in row["results"]["torch"]["reason"]
         assert ("dualsoft float32" in row["results"]) == (row["dtype"] == "float16")
@@ -105,9 +90,7 @@ def test_wrong_command_lines(arguments: tuple[str, ...]) -> None:
     assert "usage" in done.stderr
 
 
-def test_turns_rotate_and_everyone_has_one_a_repetition(
-    module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_rotate_and_everyone_has_one_a_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
     measure = module("bench.measure")
     monkeypatch.setattr(measure, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(measure, "TURN_SECONDS", 0.0)
@@ -122,9 +105,7 @@ def test_turns_rotate_and_everyone_has_one_a_repetition(
 
 @needs_kernels
 @pytest.mark.parametrize("kind", ["read", "copy"])
-def test_ceilings_are_for_arrays_past_the_caches(
-    module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_ceilings_are_for_arrays_past_the_caches(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     ceilings = module("bench.ceilings")
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     assert ceilings.ceiling_call(kind, x, 1) is None
@@ -136,7 +117,7 @@ def test_ceilings_are_for_arrays_past_the_caches(
         assert result == 63
 
 
-def test_readme_table_comes_from_a_saved_run(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     readme = module("bench.readme")
     results = {
         "dualsoft": {"median": 2e-3, "reason": None},
@@ -167,8 +148,15 @@ def test_readme_table_comes_from_a_saved_run(module: Callable[[str], ModuleType]
     assert target.read_text() == text
 
 
-def test_the_readme_has_a_place_for_the_table(module: Callable[[str], ModuleType]) -> None:
+def test_the_readme_has_a_place_for_the_table() -> None:
     readme = module("bench.readme")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.count(readme.BEGIN) == text.count(readme.END) == 1
     assert text.index(readme.BEGIN) < text.index(readme.END)
+
+
+def test_the_readme_has_a_place_for_the_table_of_attention() -> None:
+    readme = module("bench.readme")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count(readme.BEGIN_ATTENTION) == text.count(readme.END_ATTENTION) == 1
+    assert text.index(readme.BEGIN_ATTENTION) < text.index(readme.END_ATTENTION)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,24 @@ from process import ROOT, python
 import dualsoft as ds
 
 NAMES = {
-    "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms", "backend_for", "backends", "cumulative_logsumexp",
-    "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend", "set_num_threads",
-    "softmax", "softmax_state", "trace", "use_backend",
+    "AttentionState", "BlockMask", "KVCache", "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms",
+    "attention", "attention_paged", "attention_state", "attention_varlen", "backend_for", "backends",
+    "cumulative_logsumexp", "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend",
+    "set_num_threads", "softmax", "softmax_state", "trace", "use_backend",
 }  # fmt: skip
 PUBLIC = sorted(name for name in NAMES if callable(getattr(ds, name, None)) and not name.startswith("Trace"))
-MATHEMATICS = {"softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "merge", "trace"}
-COMPUTED = [getattr(ds, name) for name in PUBLIC] + [
-    getattr(ds.algorithms, name) for name in ("naive_softmax", "safe_softmax", "online_softmax")
-]
+MATHEMATICS = {
+    "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "merge", "trace", "attention",
+    "attention_paged", "attention_state", "attention_varlen", "standard_attention", "chunked_attention",
+}  # fmt: skip
+ALGORITHMS = [name for name in ds.algorithms.__all__ if not name.endswith("Algorithm")]
+COMPUTED = [getattr(ds, name) for name in PUBLIC] + [getattr(ds.algorithms, name) for name in ALGORITHMS]
+PAPERS = {
+    "softmax": "1805.02867", "softmax_state": "1805.02867", "online_softmax": "1805.02867", "attention": "2205.14135",
+    "attention_paged": "2309.06180", "KVCache": "2309.06180", "attention_state": "2112.05682",
+    "chunked_attention": "2112.05682",
+}  # fmt: skip
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 WALK = (module.name for module in pkgutil.walk_packages(ds.__path__, "dualsoft."))
 MODULES = ["dualsoft", *(name for name in WALK if "._simd_" not in name and "._cpuid" not in name)]
 
@@ -58,15 +68,14 @@ def test_docstring(thing: Any) -> None:
         assert "Parameters" in found
         assert "Raises" in found
     for parameter in parameters:
-        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)* : ", text, re.MULTILINE), (
+        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
             f"{parameter} is not described"
         )
     if not inspect.isclass(thing) and signature.return_annotation not in (None, "None"):
         assert "Returns" in found
     if thing.__name__ in MATHEMATICS:
         assert found & {"Notes", "References"}
-    if thing.__name__ in ("softmax", "softmax_state", "online_softmax"):
-        assert "1805.02867" in text, "the paper is not named"
+    assert PAPERS.get(thing.__name__, "") in text, "the paper is not named"
 
 
 @pytest.mark.parametrize("thing", COMPUTED, ids=lambda f: f.__name__)
@@ -75,16 +84,16 @@ def test_annotations(thing: Any) -> None:
         assert parameter.annotation is not inspect.Parameter.empty, f"{parameter.name} has no type"
 
 
-def blocks(language: str) -> list[str]:
-    readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.fail("README.md is missing", pytrace=False)
-    return re.findall(rf"^```{language}\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
+    if not page.exists():
+        pytest.fail(f"{page.name} is missing", pytrace=False)
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_python_blocks_run() -> None:
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
     """In order, as one session; warnings are errors there too."""
-    code = "\n".join(blocks("python"))
+    code = "\n".join(blocks("python", page))
     assert "dualsoft" in code
     done = python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr

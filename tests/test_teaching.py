@@ -1,18 +1,28 @@
-"""The trace, and the textbook algorithms with their access counts."""
+"""The trace, and the textbook algorithms with their access and memory counts."""
 
 import tracemalloc
 from typing import Any
 
+import attention_oracle
 import numpy as np
 import oracle
 import pytest
 from cases import DTYPES, normal
-from tolerance import mismatch
+from tolerance import attention_mismatch, mismatch
 
 import dualsoft as ds
 from dualsoft import algorithms
 
 COUNTS = {"naive_softmax": (2, 3), "safe_softmax": (3, 4), "online_softmax": (2, 3)}
+ATTENTION = ("standard_attention", "chunked_attention")
+SHAPES = [  # q, k, v: one head, batches that broadcast, grouped heads, more queries than keys, no keys, one of each
+    ((70, 8), (70, 8), (70, 5)),
+    ((2, 4, 65, 8), (1, 2, 33, 8), (2, 33, 16)),
+    ((1, 2, 1, 16), (3, 1, 100, 16), (1, 100, 3)),
+    ((2, 130, 4), (2, 7, 4), (2, 7, 4)),
+    ((1, 5, 4), (1, 0, 4), (1, 0, 3)),
+    ((1, 1), (1, 1), (1, 1)),
+]
 EXAMPLE = [2.0, 1.0, 3.0, 0.5]
 ROWS = [(None, -np.inf, 0), (2, 2, 1.0), (1, 2, 1.36787944), (3, 3, 1.50321472), (0.5, 3, 1.58529972)]
 
@@ -103,3 +113,89 @@ def test_memory(name: str) -> None:
     tracemalloc.stop()
     print(f"\n{name}: {peak / x.nbytes:.2f} times the input", end="")
     assert x.nbytes <= peak < 4.1 * x.nbytes
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_values(name: str, key: str, causal: bool) -> None:
+    for shapes in SHAPES:
+        q, k, v = (normal(key, *shape) for shape in shapes)
+        heads = [x[None] if len(shapes[0]) == 2 else x for x in (q, k, v)]
+        want = attention_oracle.attention(*heads, causal=causal)
+        got = getattr(algorithms, name)(q, k, v, causal=causal)
+        assert got.shape == want.out.shape[-got.ndim :]
+        assert (got.ndim == 2) == (len(shapes[0]) == 2)
+        why = attention_mismatch(got.reshape(want.out.shape), None, want)
+        assert not why, f"{shapes}: {why}"
+
+
+def test_attention_of_integers_and_a_scale() -> None:
+    q, k, v = ([[1, 2]], [[3, 0], [0, 1]], [[4], [8]])
+    for name in ATTENTION:
+        f = getattr(algorithms, name)
+        assert f(q, k, v).dtype == np.float64
+        assert f(q, k, v, scale=0).tolist() == [[6.0]]
+        # The reference takes other sums, in longdouble.
+        with ds.use_backend("reference"):
+            np.testing.assert_array_almost_equal_nulp(f(q, k, v), ds.attention(q, k, v), 4)
+
+
+def test_a_query_without_a_key_gives_0() -> None:
+    q, k, v = np.ones((5, 2)), np.ones((3, 2)), np.ones((3, 4))
+    for name in ATTENTION:
+        out = getattr(algorithms, name)(q, k, v, causal=True)
+        assert (out[:2] == 0).all()
+        assert (out[2:] == 1).all()
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_errors(name: str) -> None:
+    f = getattr(algorithms, name)
+    x = np.ones((2, 3, 4))
+    for arguments, error, word in (
+        ((x, x[..., :3], x), ValueError, "head_dim"),
+        ((x[..., :0], x[..., :0], x), ValueError, "head_dim"),
+        ((x, x[:, :2], x), ValueError, "keys"),
+        ((x[:1], x, x), ValueError, "heads"),
+        ((x[:, None], x[:, None], np.ones((3, 1, 3, 4))), ValueError, "broadcast"),
+        ((x[0, 0], x, x), ValueError, "axes"),
+        ((x.astype(complex), x, x), TypeError, "complex128"),
+        ((np.ma.array(x), x, x), TypeError, "masked"),
+    ):
+        with pytest.raises(error, match=word):
+            f(*arguments)
+
+
+def peak_elements(name: str, length: int, dim: int, causal: bool) -> float:
+    """What a call has allocated at its peak, beside its result, in float64 elements."""
+    f: Any = getattr(algorithms, name)
+    x = np.zeros((length, dim))
+    f(x[:2], x[:2], x[:2])
+    tracemalloc.start()
+    out = f(x, x, x, causal=causal)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return (peak - out.nbytes) / x.itemsize
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_memory(name: str, causal: bool) -> None:
+    """The count is what is allocated, but for small change; a causal mask adds bytes, an eighth of float64 elements."""
+    count = getattr(algorithms, name).memory
+    for length in (512, 1024):
+        ratio = peak_elements(name, length, 32, causal) / count(length, length, 32)
+        print(f"\n{name}, {length}: {ratio:.3f} times the count", end="")
+        assert 1 <= ratio < 1.3
+
+
+def test_chunks_need_the_square_root() -> None:
+    """Sixteen times the length: four times the memory, against 256 times."""
+    chunked, standard = algorithms.chunked_attention.memory, algorithms.standard_attention.memory
+    assert 3.5 < chunked(65536, 65536, 64) / chunked(4096, 4096, 64) < 4
+    assert 250 < standard(65536, 65536, 64) / standard(4096, 4096, 64) < 256
+    assert (
+        3 < peak_elements("chunked_attention", 4096, 16, False) / peak_elements("chunked_attention", 256, 16, False) < 4
+    )
+    assert peak_elements("chunked_attention", 4096, 16, True) < standard(4096, 4096, 16) / 50

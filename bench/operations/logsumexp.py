@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 import dualsoft
-from bench.operation import SOFTMAX_CASES, Array, Operation
+from bench.contest import Array
+from bench.operation import SOFTMAX_CASES, Operation
 
 
 def formula(numpy: Any, x: Array, axis: int, out: Array) -> Array:

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "blocks.hpp"
@@ -143,6 +144,65 @@ struct fenced_page {
     ~fenced_page() { munmap(memory, 3 * size); }
     char* begin() const { return memory + size; }
     char* end() const { return memory + 2 * size; }
+};
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DS_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define DS_SANITIZED 1
+#endif
+
+// `size` bytes and not one more: on the heap for a sanitizer, which sees both ends, else up against a page that cannot be touched.
+class exact_memory {
+    size_t size_ = 0, mapped = 0;
+    char* memory = nullptr;
+
+public:
+    explicit exact_memory(size_t size) : size_(size) {
+#if defined(DS_SANITIZED)
+        memory = new char[size ? size : 1];
+#else
+        const size_t page = size_t(sysconf(_SC_PAGESIZE)), held = (size + page) / page * page;
+        mapped = held + page;
+        memory = static_cast<char*>(mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        if (memory == MAP_FAILED || mprotect(memory + held, page, PROT_NONE)) {
+            std::perror("exact_memory");
+            std::exit(2);
+        }
+#endif
+    }
+    exact_memory(exact_memory&& o) noexcept : size_(o.size_), mapped(o.mapped), memory(o.memory) { o.memory = nullptr; }
+    exact_memory& operator=(exact_memory&&) = delete;
+    ~exact_memory() {
+        if (!memory) return;
+#if defined(DS_SANITIZED)
+        delete[] memory;
+#else
+        munmap(memory, mapped);
+#endif
+    }
+    size_t size() const { return size_; }
+    char* data() const {
+#if defined(DS_SANITIZED)
+        return memory;
+#else
+        return memory + mapped - size_t(sysconf(_SC_PAGESIZE)) - size_;
+#endif
+    }
+};
+// The same as elements of one type, filled with `value`.
+template <class T> class exact_array {
+    exact_memory memory;
+    size_t count;
+
+public:
+    explicit exact_array(ptrdiff_t n, T value = T{}) : memory(size_t(n) * sizeof(T)), count(size_t(n)) { std::fill(data(), data() + n, value); }
+    T* data() const { return reinterpret_cast<T*>(memory.data()); }
+    size_t size() const { return count; }
+    T& operator[](ptrdiff_t i) const { return data()[i]; }
 };
 
 }  // namespace

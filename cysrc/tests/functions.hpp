@@ -40,6 +40,16 @@ template <class C> void add_every_magnitude(std::vector<C>& x, long count, doubl
     }
 }
 
+// Every NaN there is, by kind, sign and one bit of payload.
+template <class C> std::vector<C> every_nan() {
+    using bits = typename std::conditional<sizeof(C) == 4, uint32_t, uint64_t>::type;
+    const bits infinity = reinterpret<bits>(C(INF)), quiet = reinterpret<bits>(C(NAN)), sign = bits(1) << (8 * sizeof(C) - 1);
+    std::vector<C> x = {reinterpret<C>(bits(~bits(0)))};
+    for (bits payload = 1; payload < quiet - infinity; payload *= 2)
+        for (bits kind : {infinity, quiet, infinity | sign, quiet | sign}) x.push_back(reinterpret<C>(bits(kind | payload)));
+    return x;
+}
+
 template <class S> void check_exp(long share) {
     using C = typename simd<S>::C;
     const title name("exp on [-inf, 16]", dtype_name<S>());
@@ -65,11 +75,8 @@ template <class S> void check_exp_special() {
     using bits = typename std::conditional<sizeof(C) == 4, uint32_t, uint64_t>::type;
     const title name("exp of -inf, NaN, 0; exp_each<4>", dtype_name<S>());
     group g(name.text);
-    const bits infinity = reinterpret<bits>(C(INF)), quiet = reinterpret<bits>(C(NAN)), sign = bits(1) << (8 * sizeof(C) - 1);
-    std::vector<C> x = {-C(INF), C(0), C(-0.0), C(NAN)};
-    for (bits payload = 1; payload < quiet - infinity; payload *= 2)
-        for (bits kind : {infinity, quiet, infinity | sign, quiet | sign}) x.push_back(reinterpret<C>(bits(kind | payload)));
-    x.push_back(reinterpret<C>(bits(~bits(0))));
+    std::vector<C> x = every_nan<C>();
+    x.insert(x.end(), {-C(INF), C(0), C(-0.0), C(NAN)});
     map_registers<S>(x, [](simd<S> v) { return exp(v); }, [&](C v, C y) {
         const bool right = v != v ? y != y : v == 0 ? y == 1 : y == 0 && !std::signbit(y);
         g.that(right, "exp(%a, bits %#llx) is %a", double(v), (unsigned long long)reinterpret<bits>(v), double(y));
@@ -87,6 +94,82 @@ template <class S> void check_exp_special() {
                 g.that(same<C>(four[j].v[i], alone.v[i]), "exp_each<4>(%a) is %a", double(in[j][i]), double(four[j].v[i]));
         }
     }
+}
+
+// exp2(v · factor) by the register function.
+template <int count, class S> void exp2_of(simd<S>* v, typename simd<S>::C factor) {
+    exp2_each<count>(v, vec_of<S>{} + factor, vec_of<S>{} + LOWEST_EXP2<typename simd<S>::C> / factor);
+}
+
+// The product is taken without rounding where there is a fused multiply-add; else its rounding is an error of |x · factor| ln 2 units.
+template <class S> void check_exp2(double factor, long share) {
+    using C = typename simd<S>::C;
+    const title name(factor == 1 ? "exp2 on [-inf, 23]" : "exp2 of x times a factor", dtype_name<S>());
+    group g(name.text);
+    const C by = C(factor);
+    const double lowest = sizeof(C) == 4 ? -150 : -1075, normal = sizeof(C) == 4 ? -126 : -1022;
+    auto x = arguments<C>({{-23, 23, 300000}, {-1, 1, 200000}, {normal, -23, 200000}, {lowest, normal, 100000}, {2 * lowest, lowest, 10000}}, share,
+                          {0.0, -0.0, 23, normal, lowest, -151, -1076, -1e4, -double(std::numeric_limits<C>::max())});
+    add_every_magnitude(x, 100000 / share, 23);
+    for (int n = int(lowest) - 3; n <= 23; ++n)             // where the result is exact, and where the reduced argument changes sides
+        for (double at : {double(n), n + 0.5})
+            for (C v : {std::nextafter(C(at), C(-1e9)), C(at), std::nextafter(C(at), C(1e9))})
+                if (v <= 23) x.push_back(v);
+    for (C& v : x) v = v > std::numeric_limits<C>::lowest() ? C(v / by) : v;
+    long subnormal = 0;
+    map_registers<S>(x, [by](simd<S> v) { exp2_of<1>(&v, by); return v; }, [&](C v, C y) {
+        const wider<C> product = wider<C>(v) * by;
+        subnormal += y > 0 && y < std::numeric_limits<C>::min();
+        const double rounding = HAS_FMA || factor == 1 || product < lowest - 1 ? 0 : 0.7 * std::fabs(double(product));
+        g.within(std::max(0.0, ulp_between(y, (long double)std::exp2(product)) - rounding), 1, double(v), double(y));
+        if (factor == 1 && v == std::nearbyint(v) && v > lowest) g.that(y == C(std::exp2(v)), "2^%.17g is %a", double(v), double(y));
+    });
+    g.that(subnormal > 1000 / share, "only %ld subnormal results", subnormal);
+}
+
+template <class S> void check_exp2_special() {
+    using C = typename simd<S>::C;
+    const title name("exp2 of -inf, NaN, 0; exp2_each<2>, <4>", dtype_name<S>());
+    group g(name.text);
+    std::vector<C> x = every_nan<C>();
+    x.insert(x.end(), {-C(INF), C(0), C(-0.0)});
+    const C by = C(1.4426950408889634);
+    const auto one = [by](simd<S> v) { exp2_of<1>(&v, by); return v; };
+    map_registers<S>(x, one, [&](C v, C y) {
+        const bool right = v != v ? y != y : v == 0 ? y == 1 : y == 0 && !std::signbit(y);
+        g.that(right, "exp2(%a) is %a", double(v), double(y));
+    });
+    generator random{14};
+    for (int round = 0; round < 1000; ++round) {
+        simd<S> in[4], two[2], four[4];
+        for (simd<S>& row : in)
+            for (int i = 0; i < simd<S>::width; ++i) row.v[i] = random.bits() % 16 ? C(random.uniform(-110, 15)) : x[random.bits() % x.size()];
+        std::copy(in, in + 2, two);
+        std::copy(in, in + 4, four);
+        exp2_of<2>(two, by);
+        exp2_of<4>(four, by);
+        for (int j = 0; j < 4; ++j) {
+            const simd<S> alone = one(in[j]);
+            for (int i = 0; i < simd<S>::width; ++i)
+                g.that(same<C>(four[j].v[i], alone.v[i]) && (j > 1 || same<C>(two[j].v[i], alone.v[i])), "exp2 of %a depends on its neighbours", double(in[j].v[i]));
+        }
+    }
+}
+
+template <class S> void check_tanh(long share) {
+    using C = typename simd<S>::C;
+    const title name("tanh", dtype_name<S>());
+    group g(name.text);
+    auto x = arguments<C>({{-1, 1, 300000}, {-20, 20, 200000}, {0.5, 0.75, 100000}, {-1e-3, 1e-3, 50000}, {-100, 100, 20000}}, share,
+                          {0.0, -0.0, 0.625, -0.625, 20, -20, 1e30, -1e30, double(std::numeric_limits<C>::min()), double(std::numeric_limits<C>::denorm_min()),
+                           double(std::numeric_limits<C>::max()), -double(std::numeric_limits<C>::max()), INF, -INF});
+    add_every_magnitude(x, 100000 / share, INF);
+    for (C v : {std::nextafter(C(0.625), C(0)), std::nextafter(C(0.625), C(1)), std::nextafter(C(20), C(0)), std::nextafter(C(20), C(30))}) x.push_back(v);
+    map_registers<S>(x, [](simd<S> v) { return tanh(v); }, [&](C v, C y) {
+        g.within(ulp_between(y, (long double)std::tanh(wider<C>(v))), 2, double(v), double(y));
+        g.that(std::signbit(v) == std::signbit(y) && std::fabs(y) <= 1, "tanh(%a) is %a", double(v), double(y));
+    });
+    map_registers<S>(every_nan<C>(), [](simd<S> v) { return tanh(v); }, [&](C, C y) { g.that(y != y, "tanh of a NaN is %a", double(y)); });
 }
 
 // The relative error of power (1 + high + low), in units of float64: far below one.

@@ -42,6 +42,14 @@ int main(int argc, char** argv) {
     check_exp<double>(share);
     check_exp_special<float>();
     check_exp_special<double>();
+    for (double factor : {1.0, 1.4426950408889634}) {
+        check_exp2<float>(factor, share);
+        check_exp2<double>(factor, share);
+    }
+    check_exp2_special<float>();
+    check_exp2_special<double>();
+    check_tanh<float>(share);
+    check_tanh<double>(share);
     check_split_exp(share);
     check_expm1(share);
     check_log1p(share);
