@@ -23,13 +23,13 @@ def one_axis(axis: object, ndim: int, name: str = "axis") -> int:
     numpy.exceptions.AxisError
         When the array does not have it.
     """
-    index = _integer(axis, name)
+    index = integer_of(axis, name)
     if not -ndim <= index < ndim:
         raise AxisError(index, ndim, name)
     return index % ndim
 
 
-def _integer(axis: object, name: str) -> int:
+def integer_of(axis: object, name: str) -> int:
     if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__"):
         raise TypeError(f"{name} must be an integer, got {axis!r}")
     try:
@@ -66,7 +66,7 @@ def shape_of(shape: object, name: str = "shape") -> Shape:
     """
     entries = shape if isinstance(shape, tuple | list) else (shape,)
     try:
-        lengths = tuple(_integer(entry, name) for entry in entries)
+        lengths = tuple(integer_of(entry, name) for entry in entries)
     except TypeError:
         raise TypeError(f"{name} must be an integer or a tuple of integers, got {shape!r}") from None
     if any(length < 0 for length in lengths):
@@ -92,7 +92,7 @@ def reduced_axes(axis: object, ndim: int) -> tuple[tuple[int, ...], int]:
         if isinstance(axis, list):
             raise TypeError(f"axis must be None, an integer or a tuple of integers, got the list {axis!r}")
         # NumPy's reductions let a 0-d array have the axes 0 and -1.
-        if ndim == 0 and _integer(axis, "axis") in (0, -1):
+        if ndim == 0 and integer_of(axis, "axis") in (0, -1):
             return (), 0
         index = one_axis(axis, ndim)
         return (index,), 1 << index
@@ -144,7 +144,7 @@ def where_of(where: object, shape: Shape, x: Array) -> Array:
         raise TypeError(f"where must be boolean (True takes part), got dtype {array.dtype}")
     if array.shape == shape:
         return array
-    return _broadcast(array, shape, "where", "the shape of the input")
+    return broadcast(array, shape, "where", "the shape of the input")
 
 
 def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
@@ -168,10 +168,10 @@ def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
         return float(array)
     if array.dtype != FLOAT64:
         array = array.astype(FLOAT64)
-    return _broadcast(array, kept, "scale", "the reduced shape with the axes kept,")
+    return broadcast(array, kept, "scale", "the reduced shape with the axes kept,")
 
 
-def _broadcast(array: Array, shape: Shape, name: str, what: str) -> Array:
+def broadcast(array: Array, shape: Shape, name: str, what: str) -> Array:
     try:
         return module_of(array).broadcast_to(array, shape)
     except ValueError:

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arguments import Shape
-from dualsoft.arguments import _broadcast as broadcast
-from dualsoft.arguments import _integer as integer_of
+from dualsoft.arguments import Shape, broadcast, integer_of
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind
 from dualsoft.block_mask import BlockMask
 from dualsoft.dtypes import FLOAT64, find_format

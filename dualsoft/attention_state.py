@@ -11,7 +11,7 @@ from dualsoft.attention_arguments import sinks_of
 from dualsoft.dtypes import FLOAT64, DType, find_format
 from dualsoft.pair import same_values
 from dualsoft.registry import require
-from dualsoft.state import _locked as locked
+from dualsoft.state import locked
 from dualsoft.triple import canonical, divided, merge_triples, pack_triple, unpack_triple, with_sinks
 
 _FLOAT32 = np.dtype(np.float32)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dualsoft.arguments import _integer as integer_of
+from dualsoft.arguments import integer_of
 from dualsoft.arrays import as_array
 
 

@@ -42,11 +42,6 @@ class KVCache:
     like : ndarray, optional
         An array of the wanted kind; NumPy's by default.
 
-    Attributes
-    ----------
-    batch, kv_heads, capacity, head_dim, head_dim_v, dtype, page_size
-        As given.
-
     Raises
     ------
     TypeError

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arguments import _integer as integer_of
-from dualsoft.arguments import result_dtype
+from dualsoft.arguments import integer_of, result_dtype
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache_storage import Sizes

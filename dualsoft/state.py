@@ -321,12 +321,12 @@ def _freeze(state: SoftmaxState, m: Array, rest: Array) -> None:
         # Arithmetic on 0-d arrays gives NumPy scalars.
         m, rest = np.asarray(m), np.asarray(rest)
     if isinstance(m, np.ndarray):
-        m, rest = _locked(m), _locked(rest)
+        m, rest = locked(m), locked(rest)
     _set_m(state, m)
     _set_rest(state, rest)
 
 
-def _locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a view that cannot be made writable: NumPy lets only the owner of the memory take read-only back."""
     owner = array.base
     array.setflags(write=False)

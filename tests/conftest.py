@@ -13,7 +13,7 @@ import pytest
 
 import dualsoft
 
-LEVELS = ("x86_64_v2", "x86_64_v3", "x86_64_v4", "aarch64")
+LEVELS = ("x86_64_v2", "x86_64_v3", "x86_64_v4", "x86_64_v4_bf16", "aarch64")
 
 
 def reason_not_usable(name: str) -> str | None:

@@ -1,8 +1,12 @@
-"""The one tolerance of the tests: ``dualsoft.accuracy.bound``, held against the ulp of the magnitude that counts."""
+"""The one tolerance of the tests: ``dualsoft.accuracy.bound``, held against the ulp of the magnitude that counts.
+
+Attention has its own: no worse than twice the plain computation in the same dtype.
+"""
 
 from typing import Any
 
 import numpy as np
+from attention_oracle import Answer
 from oracle import Array, Expected
 
 from dualsoft import accuracy
@@ -68,3 +72,51 @@ def mismatch(
         f" error {error[worst]:.3g}, allowed {limit[worst]:.3g} ({function}, n={want.n},"
         f" spread {want.spread[worst]:.3g})"
     )
+
+
+def largest(value: Array) -> float:
+    return float(np.abs(value[np.isfinite(value)]).max(initial=0))
+
+
+def attention_tolerance(want: Answer) -> tuple[float, Array]:
+    """The absolute errors allowed: one for all of ``out``, and one for each ``lse``.
+
+    A subnormal result is rounded to the spacing of the subnormals, once more than the plain computation may have been.
+    """
+    bits, least = FORMATS[np.dtype(want.dtype).name]
+    out = 2 * want.plain_error + 2 * float(ulp(largest(want.out), want.dtype)) + 2.0 ** (least - bits + 1)
+    size = np.maximum(np.abs(np.where(np.isfinite(want.lse), want.lse, 0)), np.abs(want.m))
+    return out, want.lse_error + 2 * ulp(size, want.lse_dtype)
+
+
+def far_from(what: str, got: Any, value: Array, limit: Any, dtype: Any) -> str | None:
+    got = np.asarray(got)
+    if got.shape != value.shape:
+        return f"{what}: shape {got.shape}, expected {value.shape}"
+    if got.dtype != np.dtype(dtype):
+        return f"{what}: dtype {got.dtype}, expected {np.dtype(dtype)}"
+    with np.errstate(all="ignore"):
+        wide = got.astype(np.float64).astype(value.dtype)
+        error = np.abs(wide - value)
+        good = (error <= limit) | (wide == value) | (np.isnan(wide) & np.isnan(value))
+    if good.all():
+        return None
+    limit = np.broadcast_to(limit, value.shape)
+    worst = np.unravel_index(np.argmax(np.where(good, -1, np.nan_to_num(error, nan=np.inf))), good.shape)
+    at = tuple(int(k) for k in worst)
+    return (
+        f"{what}: {int((~good).sum())} of {got.size} wrong, worst at {at}: got {wide[worst]:.9g}, "
+        f"expected {value[worst]:.9g}, error {error[worst]:.3g}, allowed {limit[worst]:.3g}"
+    )
+
+
+def attention_mismatch(out: Any, lse: Any, want: Answer, more: float = 0) -> str | None:
+    """What is wrong with the answer of a call, or None; ``lse`` None is not looked at.
+
+    ``more`` is what ``out`` may be off by beyond a call's own error: what merging states rounds.
+    """
+    out_limit, lse_limit = attention_tolerance(want)
+    why = far_from("out", out, want.out, out_limit + more, want.dtype)
+    if why is None and lse is not None:
+        why = far_from("lse", lse, want.lse, lse_limit, want.lse_dtype)
+    return None if why is None else f"{why} (plain is off by {want.plain_error:.3g})"
