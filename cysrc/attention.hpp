@@ -29,7 +29,8 @@ struct attention_task {
     mutable int failed = 0;         // a thread had no memory
 
     ptrdiff_t heads_q() const { return heads_k * group; }
-    bool has_options() const { return softcap != 0 || slopes || base[AT_BIAS] || base[AT_MASK] || base[AT_BLOCK_MASK]; }
+    // Whether anything but scale and position changes the scores. An infinite scale must meet the finished product: inf - inf is not what q·k is.
+    bool has_options() const { return std::isinf(scale) || softcap != 0 || slopes || base[AT_BIAS] || base[AT_MASK] || base[AT_BLOCK_MASK]; }
     // A row of keys or values can be read where it lies.
     template <class S> bool direct(int op, int storage_code) const { return code[op] == storage_code && item[op] == ptrdiff_t(sizeof(S)); }
 };
@@ -88,7 +89,7 @@ struct row_of {
 };
 
 // scale = fold · unit: queries are multiplied by fold, which rounds nothing; scores are then in units of `unit`, which costs nothing where
-// the exponent is taken. Scales far from 1 are folded whole, so that no product overflows that the scaled one would not.
+// the exponent is taken. Powers of two, which round nothing either, and scales far from 1 are folded whole.
 template <class A> struct score_scale {
     typename A::compute fold;
     double unit;
@@ -96,7 +97,7 @@ template <class A> struct score_scale {
         int exponent;
         const double size = std::fabs(scale), mantissa = std::frexp(size, &exponent);
         const bool moderate = size > 0x1p-20 && size < 0x1p20;
-        if (A::terms > 1 || (moderate && mantissa != 0.5)) {
+        if (A::terms > 1 || std::isinf(scale) || (moderate && mantissa != 0.5)) {
             fold = typename A::compute(scale < 0 ? -1 : 1);
             unit = size;
         }

@@ -58,7 +58,7 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
             const V x = load_lanes(s + k), b = load_lanes(bias + k);
             // a sum of finite numbers below the lowest is the lowest, not unseen; a NaN passes
             const V sum = max_keep(V{} - std::numeric_limits<C>::max(), x + b);
-            store_lanes(s + k, (x == LOWEST<C>) | (b == LOWEST<C>) ? V{} + LOWEST<C> : sum);
+            store_lanes(s + k, ((x == LOWEST<C>) | (b == LOWEST<C>)) ? V{} + LOWEST<C> : sum);
         }
     }
     if (t.slopes) {

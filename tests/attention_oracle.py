@@ -18,16 +18,25 @@ class Answer(NamedTuple):
 
     out: Array  # (..., Hq, Sq, Dv), exact to the wider type
     lse: Array  # (..., Hq, Sq), likewise
-    plain_error: float  # largest finite |plain - out|
-    lse_error: Array  # (..., Hq, Sq): what the rounding of scores and of their sum can do to lse
+    plain: Array  # as out, from the plain computation
+    size: Array  # (..., Hq, Sq): the largest score that counts, nothing cancelled
     m: Array  # (..., Hq, Sq): the largest score, sinks included; 0 where there is none
+    head_dim: int
     dtype: Any  # of out
     lse_dtype: Any
+
+    @property
+    def plain_error(self) -> float:
+        return largest(np.asarray(self.plain).astype(np.float64).astype(self.out.dtype) - self.out)
 
 
 class Scores(NamedTuple):
     s: Array  # (..., Hq, Sq, Sk): -inf where unseen
-    error: Array  # likewise: what rounding in the arithmetic of a backend may add to each score
+    size: Array  # likewise: |scale|·sum |q·k| + |bias| + |alibi|, 0 where unseen
+
+
+def largest(value: Array) -> float:
+    return float(np.abs(value[np.isfinite(value)]).max(initial=0))
 
 
 def upwards(a: Array, b: Array) -> Array:
@@ -120,17 +129,19 @@ def compute(
         exact = scores(*heads(q, k, wide), arithmetic, seen, **options)
         p, lse, m = softmax(exact.s, sinks, wide)
         out = weigh(p, exact.s, heads(q, v, wide)[1])
-        plain_error = 0.0
+        worst, plain_out = -1.0, np.zeros(0)
+        (q_plain, k_plain), v_plain = heads(q, k, arithmetic), heads(q, v, arithmetic)[1]
         for product, exponential in ways(exact.s.size):
-            plain = scores(*heads(q, k, arithmetic), arithmetic, seen, product=product, **options).s
+            plain = scores(q_plain, k_plain, arithmetic, seen, product=product, **options).s
             plain = to_dtype(plain, dtype, arithmetic)
             p_plain = softmax(plain, sinks, arithmetic, exponential)[0].astype(dtype).astype(arithmetic)
-            plain_out = weigh(p_plain, plain, heads(q, v, arithmetic)[1], product).astype(dtype)
-            difference = np.abs(plain_out.astype(np.float64).astype(wide) - out)
-            plain_error = float(difference[np.isfinite(difference)].max(initial=plain_error))
-        lse_error = error_of_lse(exact, m, arithmetic)
-    parts = (out[0], lse[0], lse_error[0], m[0]) if lone else (out, lse, lse_error, m)
-    return Answer(parts[0], parts[1], plain_error, parts[2], parts[3], dtype, arithmetic)
+            found = weigh(p_plain, plain, v_plain, product).astype(dtype)
+            error = largest(found.astype(np.float64).astype(wide) - out)
+            if error > worst:
+                worst, plain_out = error, found
+        size = size_that_counts(exact, m, q.shape[-1], arithmetic)
+    parts = (x[0] if lone else x for x in (out, lse, plain_out, size, m))
+    return Answer(*parts, q.shape[-1], dtype, arithmetic)
 
 
 def heads(q: Array, x: Array, wide: Any) -> tuple[Array, Array]:
@@ -202,11 +213,9 @@ def scores(
     transposed = k.swapaxes(-1, -2)
     factor = 1 / np.sqrt(wide(q.shape[-1])) if scale is None else wide(float(scale))
     s = factor * product(q, transposed)
-    # a dot product of D terms, its scale, and the change to base 2
-    error = (q.shape[-1] + 8) * np.abs(factor) * (np.abs(q) @ np.abs(transposed))
+    size = np.abs(factor) * (np.abs(q) @ np.abs(transposed))
     if softcap:
         s = wide(softcap) * np.tanh(s / wide(softcap))
-        error = error + 8 * np.abs(s)
     low, lowest = -float(np.finfo(arithmetic).max), -wide(np.finfo(arithmetic).max)
     if bias is not None:
         added = np.asarray(bias).astype(np.float64)
@@ -214,15 +223,15 @@ def scores(
         finite = np.isfinite(s) & np.isfinite(added)
         s = s + added
         s = np.where(finite, np.maximum(s, lowest), s)
-        error = error + 4 * np.abs(added) + 4 * np.abs(s)
+        size = size + np.abs(added)
     if alibi_slopes is not None:
         added = -np.asarray(alibi_slopes).astype(wide)[..., None, None] * np.abs(positions).astype(wide)
         finite = np.isfinite(s)
         s = s + added
         s = np.where(finite, np.maximum(s, lowest), s)
-        error = error + 4 * np.abs(added) + 4 * np.abs(s)
+        size = size + np.abs(added)
     s = np.where(seen, s, -np.inf).astype(wide)
-    return Scores(s, np.where(s > -np.inf, error, 0) * wide(np.finfo(arithmetic).eps / 2))
+    return Scores(s, np.where(s > -np.inf, size, 0))
 
 
 def to_dtype(s: Array, dtype: Any, arithmetic: Any) -> Array:
@@ -263,32 +272,19 @@ def weigh(p: Array, s: Array, v: Array, product: Any = np.matmul) -> Array:
     return out
 
 
-def error_of_lse(exact: Scores, m: Array, arithmetic: Any) -> Array:
-    """lse changes by no more than the scores that count: those that may come near the largest one.
-
-    The exponentials carry (4 + |s - m|) units each, which the sum weights by their size.
-    """
-    s, error = exact
+def size_that_counts(exact: Scores, m: Array, head_dim: int, arithmetic: Any) -> Array:
+    """The largest size among the scores that may come near the maximum: lse changes by no more than these do."""
+    s, size = exact
+    error = (head_dim + 8) * float(np.finfo(arithmetic).eps / 2) * size
     top = np.maximum((s - error).max(-1, keepdims=True, initial=-np.inf), m[..., None])
     near = s + error >= shift(top) - FAR[arithmetic]
-    worst = np.where(near, error, 0).max(-1, initial=0)
-    e = np.where(np.isfinite(s), np.exp(np.minimum(s - m[..., None], 0)), 0)
-    gaps = np.where(np.isfinite(s), np.abs(s - m[..., None]), 0)
-    spread = (e * gaps).sum(-1) / np.maximum(e.sum(-1), 1e-300)
-    found = worst + (4 + spread) * float(np.finfo(arithmetic).eps / 2)
+    found = np.where(near, size, 0).max(-1, initial=0)
     return np.where(np.isfinite(found), found, 0)
 
 
 def join(answers: list[Answer], axis: int) -> Answer:
     """The answers of a call's sequences as the answer to the call; ``axis`` is that of ``lse``, from the end."""
     first = answers[0]
-    together = {name: np.concatenate([getattr(a, name) for a in answers], axis) for name in ("lse", "lse_error", "m")}
-    out = np.concatenate([a.out for a in answers], axis - 1)
-    return first._replace(out=out, plain_error=max(a.plain_error for a in answers), **together)
-
-
-def stack(answers: list[Answer]) -> Answer:
-    """As ``join``, along a new first axis."""
-    first = answers[0]
-    together = {name: np.stack([getattr(a, name) for a in answers]) for name in ("out", "lse", "lse_error", "m")}
-    return first._replace(plain_error=max(a.plain_error for a in answers), **together)
+    rows = {name: np.concatenate([getattr(a, name) for a in answers], axis) for name in ("lse", "size", "m")}
+    outs = {name: np.concatenate([getattr(a, name) for a in answers], axis - 1) for name in ("out", "plain")}
+    return first._replace(**rows, **outs)

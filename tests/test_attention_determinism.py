@@ -1,5 +1,6 @@
 """Bits of attention: the same for any number of threads, batch, place in it, cache capacity, page size and run."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import Shape, operands
 from cases import DTYPES, Array
+from process import python
 
 import dualsoft as ds
 
@@ -190,6 +192,27 @@ def test_python_threads(level: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         for number, got in enumerate(pool.map(work, range(3 * len(made)))):
             same(got, want[number % len(made)], f"call {number}")
+
+
+FORK = """
+import os, sys, warnings
+import numpy as np, dualsoft as ds
+warnings.simplefilter("ignore")
+x = np.random.default_rng(0).standard_normal((4, 700, 32), dtype=np.float32)
+with ds.use_backend(sys.argv[1]), ds.num_threads(2):
+    want = ds.attention(x, x, x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(ds.attention(x, x, x), want) else 3)
+    assert os.waitpid(child, 0)[1] == 0, "the child failed"
+    assert np.array_equal(ds.attention(x, x, x), want), "the parent after the fork"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_fork_after_a_threaded_call(level: str) -> None:
+    done = python("-c", FORK, level, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 STATES: dict[str, Callable[..., Any]] = {

@@ -256,7 +256,7 @@ def test_extreme_scores(name: str, key: str, backend: str) -> None:
         return  # no such numbers; ``test_extreme_scores_by_bias`` has them
     for repeats in (1, 9, 120):
         scores = np.repeat(row, repeats)
-        v = np.random.default_rng(0).standard_normal((len(scores), 6)).astype(DTYPES[key])
+        v = np.random.default_rng(0).standard_normal((len(scores), 40)).astype(DTYPES[key])
         for d in (1, 20):
             k = np.zeros((len(scores), d))
             k[:, 0] = scores
@@ -270,7 +270,7 @@ def test_extreme_scores_by_bias(name: str, key: str, backend: str) -> None:
     for repeats in (1, 9, 120):
         bias = np.repeat(np.array(EXTREME[name]), repeats)
         for seq_len_q in (1, 30):
-            q, k, v = operands(key, Shape((), 1, 1, seq_len_q, len(bias), 4, 6))
+            q, k, v = operands(key, Shape((), 1, 1, seq_len_q, len(bias), 4, 40))
             check(q, k, v, f"{repeats} times, f64", bias=bias)
             check(q, k, v, f"{repeats} times, f32", bias=bias.astype(np.float32))
 
@@ -359,18 +359,20 @@ def test_windows_beyond_all_keys_are_none(key: str, backend: str) -> None:
 
 
 def test_options_that_say_nothing(key: str, backend: str) -> None:
-    """They change no bit."""
+    """Those that are numbers change no bit; a mask of all scores is an option of its own, and as right."""
     for shape in SHAPES:
         q, k, v = operands(key, shape)
         want = ds.attention(q, k, v)
-        n = shape.seq_len_k
-        for name, options in {
-            "mask": {"mask": True}, "softcap 0": {"softcap": 0}, "softcap None": {"softcap": None},
-            "window": {"window": (-1, None)}, "lengths": {"kv_lengths": np.full(shape.batch, n)},
-            "scale": {"scale": 1 / np.sqrt(shape.head_dim)}, "offset alone": {"causal_offset": 3},
-            "blocks": {"block_mask": ds.BlockMask(np.bool_(True), 64, 64)},
-        }.items():  # fmt: skip
-            same(bits(ds.attention(q, k, v, **options)), bits(want), err_msg=name)
+        for options in (
+            {"softcap": 0}, {"softcap": None}, {"window": (-1, None)}, {"window": None}, {"causal_offset": 3},
+            {"scale": None}, {"scale": 1 / np.sqrt(shape.head_dim)}, {"causal": False}, {"sinks": None},
+            {"kv_lengths": np.full(shape.batch, shape.seq_len_k)},
+        ):  # fmt: skip
+            same(bits(ds.attention(q, k, v, **options)), bits(want), err_msg=f"{options}")
+        check(q, k, v, mask=True)
+        check(q, k, v, bias=0.0)
+        check(q, k, v, alibi_slopes=np.zeros(shape.num_heads_q))
+        check(q, k, v, block_mask=ds.BlockMask(np.bool_(True), 64, 64))
 
 
 def test_infinite_scores_under_a_softcap(key: str, backend: str) -> None:

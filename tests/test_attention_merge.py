@@ -148,10 +148,9 @@ def test_sinks_join_at_the_end(key: str, backend: str) -> None:
         assert not why, f"{shape}: {why}"
 
 
+@pytest.mark.parametrize("key", ["f32", "f64"])  # outputs of half types are rounded already
 def test_finished_parts(key: str, backend: str) -> None:
     """What attention returned for chunks of the keys merges as well, through its lse."""
-    if key in ("f16", "bf16"):
-        pytest.skip("outputs of half types are rounded already")
     for shape in SHAPES:
         q, k, v = operands(key, shape)
         third = shape.seq_len_k // 3

@@ -1,4 +1,4 @@
-"""The SIMD headers' own C++ test: each ISA level by GCC and Clang, with sanitizers, and for aarch64 under qemu."""
+"""The headers' own C++ tests: each ISA level by GCC and Clang, with sanitizers, and for aarch64 under qemu."""
 
 import platform
 import shutil
@@ -10,31 +10,39 @@ from process import ROOT
 
 from dualsoft import isa
 
-SOURCE = ROOT / "cysrc" / "tests" / "test_simd.cpp"
+PROGRAMS = ("test_simd", "test_attention")
 # The flags of setup.py that decide results. GCC 12 takes the don't-care operands of its own AVX-512 intrinsics for
-# uninitialized variables; Clang, which does not know one of the two options, says so unless told not to.
+# uninitialized variables; Clang, which does not know one of the two options, says so unless told not to. OpenMP stays
+# off: the sanitizers know nothing of its threads, and the work is cut for several all the same.
 FLAGS = (
     "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra", "-Werror",
     "-Wno-unknown-warning-option", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
+    "-Wno-unknown-pragmas",
 )  # fmt: skip
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 X86 = {
     "x86_64_v2": ("-march=x86-64-v2",),
     "x86_64_v3": ("-march=x86-64-v3",),
     "x86_64_v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
+    "x86_64_v4_bf16": ("-march=x86-64-v4", "-mprefer-vector-width=512", "-mavx512bf16"),
 }
 CROSS = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 EMULATED_SHARE = "4"
-"""An emulator takes a quarter of the random arguments."""
+"""An emulator takes a quarter of the random arguments and calls."""
 
 
 def compile_and_run(
-    compiler: str, flags: tuple[str, ...], where: Path, runner: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
+    name: str,
+    compiler: str,
+    flags: tuple[str, ...],
+    where: Path,
+    runner: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
 ) -> str:
-    """Build the test program, run it and return what it printed: a line for each group of checks."""
-    program = where / "test_simd"
-    command = [compiler, *FLAGS, *flags, f"-I{ROOT / 'cysrc'}", str(SOURCE), "-o", str(program)]
+    """Build a test program, run it and return what it printed: a line for each group of checks."""
+    source, program = ROOT / "cysrc" / "tests" / f"{name}.cpp", where / name
+    command = [compiler, *FLAGS, *flags, f"-I{ROOT / 'cysrc'}", str(source), "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert built.returncode == 0, built.stderr[-4000:]
     done = subprocess.run([*runner, str(program), *arguments], capture_output=True, text=True, timeout=300, check=False)
@@ -55,31 +63,47 @@ def require(level: str, compiler: str) -> None:
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("level", X86)
-def test_x86_64(level: str, compiler: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_x86_64(program: str, level: str, compiler: str, tmp_path: Path) -> None:
     require(level, compiler)
-    printed = compile_and_run(compiler, ("-O1", *X86[level]), tmp_path)
+    printed = compile_and_run(program, compiler, ("-O1", *X86[level]), tmp_path)
     assert f"fused multiply-add: {'no' if level == 'x86_64_v2' else 'yes'}" in printed
+    if program == "test_attention":
+        assert f"pairs of bfloat16: {'yes' if level == 'x86_64_v4_bf16' else 'no'}" in printed
 
 
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """On the level whose code is closest to the others': buffers where v4 has masks, integers where it has scalef."""
-    require("x86_64_v3", "g++")
+@pytest.mark.parametrize(
+    ("program", "level", "share"),
+    [("test_simd", "x86_64_v3", "4"), ("test_attention", "x86_64_v3", "4"), ("test_attention", "x86_64_v4_bf16", "8")],
+)
+def test_sanitizers_find_nothing(program: str, level: str, share: str, tmp_path: Path) -> None:
+    """On the level whose code is closest to the others': buffers where v4 has masks, integers where it has scalef.
+
+    Pairs of bfloat16 are one level's alone.
+    """
+    require(level, "g++")
     probe = tmp_path / "probe.cpp"
     probe.write_text("int main() { return 0; }")
     command = ["g++", *SANITIZE, str(probe), "-o", str(tmp_path / "probe")]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("g++ has no sanitizer libraries here (Debian: libasan, libubsan)")
-    compile_and_run("g++", (*SANITIZE, *X86["x86_64_v3"]), tmp_path)
+    compile_and_run(program, "g++", (*SANITIZE, *X86[level]), tmp_path, arguments=(share,))
 
 
-def test_aarch64(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_aarch64(program: str, tmp_path: Path) -> None:
     if platform.machine() == "aarch64":
-        compile_and_run("g++", ("-O1",), tmp_path)
+        compile_and_run(program, "g++", ("-O1",), tmp_path)
         return
     for tool, package in ((CROSS, "g++-aarch64-linux-gnu"), (EMULATOR, "qemu-user")):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on PATH (Debian: {package})")
     printed = compile_and_run(
-        CROSS, ("-O1", "-march=armv8-a", "-static"), tmp_path, runner=(EMULATOR,), arguments=(EMULATED_SHARE,)
+        program,
+        CROSS,
+        ("-O1", "-march=armv8-a", "-static"),
+        tmp_path,
+        runner=(EMULATOR,),
+        arguments=(EMULATED_SHARE,),
     )
     assert printed.startswith("registers of 16 bytes, fused multiply-add: yes")

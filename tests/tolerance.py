@@ -74,19 +74,10 @@ def mismatch(
     )
 
 
-def largest(value: Array) -> float:
-    return float(np.abs(value[np.isfinite(value)]).max(initial=0))
-
-
 def attention_tolerance(want: Answer) -> tuple[float, Array]:
-    """The absolute errors allowed: one for all of ``out``, and one for each ``lse``.
-
-    A subnormal result is rounded to the spacing of the subnormals, once more than the plain computation may have been.
-    """
-    bits, least = FORMATS[np.dtype(want.dtype).name]
-    out = 2 * want.plain_error + 2 * float(ulp(largest(want.out), want.dtype)) + 2.0 ** (least - bits + 1)
-    size = np.maximum(np.abs(np.where(np.isfinite(want.lse), want.lse, 0)), np.abs(want.m))
-    return out, want.lse_error + 2 * ulp(size, want.lse_dtype)
+    """The absolute errors allowed: one for all of ``out``, and one for each ``lse``."""
+    lse = accuracy.attention_lse_bound(want.lse, want.m, want.size, want.lse_dtype, head_dim=want.head_dim)
+    return accuracy.attention_bound(want.plain, want.out, want.dtype), np.where(np.isfinite(want.lse), lse, 0)
 
 
 def far_from(what: str, got: Any, value: Array, limit: Any, dtype: Any) -> str | None:

@@ -34,7 +34,7 @@ struct plain_pair {
 };
 
 // `unit` times a score is natural; blocks come one after the other, with runs of their own, between which nothing may be read.
-template <class A> void check_update() {
+template <class A> void check_update(long share) {
     using C = typename A::compute;
     using word = typename A::word;
     constexpr ptrdiff_t step = KEY_BLOCK<C>, most = TILE_ROWS > 12 ? TILE_ROWS : 12;
@@ -42,8 +42,8 @@ template <class A> void check_update() {
     group g(name.text);
     generator random{24};
     const double eps = std::numeric_limits<C>::epsilon();
-    for (int round = 0; round < 60; ++round) {
-        const int rows = 1 + round % int(most);
+    for (int round = 0; round < int(60 / share); ++round) {
+        const int rows = 1 + round * 7 % int(most);
         const double unit = A::terms > 1 ? random.uniform(0.05, 2) : 1;
         row_states<C> state;
         state.clear();
@@ -105,6 +105,24 @@ template <class C> void check_hide_outside() {
             for (int j = runs.start[i]; j < runs.stop[i]; ++j)
                 g.that(s[j] == (j < lo || j >= hi ? LOWEST<C> : 1), "key %d outside [%td, %td) is %g", j, lo, hi, double(s[j]));
     }
+}
+
+template <class A> void check_score_scale() {
+    using C = typename A::compute;
+    const title name("score_scale,", arithmetic_name<A>());
+    group g(name.text);
+    for (double scale : {1.0, -1.0, 0.125, -4.0, 0.1, -0.3, 3.0, 1 / std::sqrt(80.0), 0x1.8p-20, 0x1.8p19, -1e-19, 1e19}) {
+        const score_scale<A> made(scale);
+        const bool moderate = std::fabs(scale) > 0x1p-20 && std::fabs(scale) < 0x1p20;
+        int exponent;
+        g.that(std::fabs(double(made.fold) * made.unit - scale) <= std::fabs(scale) * (moderate ? 0 : 0x1p-24), "%g = %g times %g", scale, double(made.fold), made.unit);
+        if (moderate || A::terms > 1) g.that(std::fabs(std::frexp(double(made.fold), &exponent)) == 0.5, "%g: queries times %g are rounded", scale, double(made.fold));
+        g.that(made.unit > 0, "%g: scores in units of %g", scale, made.unit);
+    }
+    if (A::terms > 1) return;            // these two are never taken in pairs
+    const score_scale<A> zero(0), tiny(1e-60);
+    g.that(zero.fold == 0 && zero.unit == 1, "0 = %g times %g", double(zero.fold), zero.unit);
+    g.that(tiny.fold == C(1e-60) && tiny.unit == 1, "1e-60 = %g times %g", double(tiny.fold), tiny.unit);
 }
 
 // One sequence, one head, whose bias and mask end with the keys, at the edge of memory.
@@ -178,6 +196,7 @@ template <class C> void check_merge_row() {
         {"far apart, the earlier larger", {1e6, 2, {3, 4}}, {-1e6, 5, {1, 2}}, {1e6, 2, {3, 4}}},
         {"half the weight", {0, 2, {4, 8}}, {std::log(2.0), 1, {1, 1}}, {std::log(2.0), 2, {3, 5}}},
         {"an infinite value keeps its weight", {-1e6, 2, {inf, 4}}, {1e6, 5, {1, -inf}}, {1e6, 5, {inf, -inf}}},
+        {"a later infinite value keeps its weight", {1e6, 5, {1, -inf}}, {-1e6, 2, {inf, 4}}, {1e6, 5, {inf, -inf}}},
         {"infinite values of both signs", {0, 1, {inf, 1}}, {0, 1, {-inf, nan}}, {0, 2, {nan, nan}}},
         {"+inf and finite", {INF, INF, {0, 0}}, {1, 2, {3, 4}}, {INF, INF, {}}},
         {"finite and +inf", {1, 2, {3, 4}}, {INF, INF, {0, 0}}, {INF, INF, {}}},
