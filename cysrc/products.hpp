@@ -138,24 +138,26 @@ void value_product(
 
 // ---------------------------------------------------------------- packing
 
-// Lane i of register j changes places with lane j of register i.
-template <int step, int width, bool high, class V, size_t... I> DS_INLINE V swap_blocks(V a, V b, std::index_sequence<I...>) {
-    return __builtin_shufflevector(a, b, int((I & step) ? width + I - (high ? 0 : step) : I + (high ? step : 0))...);
+// a0 b0 a1 b1 ..., from the first or the second halves of a and b.
+template <bool second, class V, size_t... I> DS_INLINE V interleave(V a, V b, std::index_sequence<I...>) {
+    constexpr size_t width = sizeof...(I);
+    return __builtin_shufflevector(a, b, int(I / 2 + (second ? width / 2 : 0) + (I % 2 ? width : 0))...);
 }
-template <int step, int width, class V> DS_INLINE void transpose_step(V* r) {
-    using lanes = std::make_index_sequence<size_t(width)>;
-#pragma GCC unroll 16
-    for (int i = 0; i < width; ++i)
-        if (!(i & step)) {
-            const V a = r[i], b = r[i + step];
-            r[i] = swap_blocks<step, width, false>(a, b, lanes{});
-            r[i + step] = swap_blocks<step, width, true>(a, b, lanes{});
-        }
-    if constexpr (step > 1) transpose_step<step / 2, width>(r);
-}
+// Lane i of register j changes places with lane j of register i: as many perfect shuffles of all lanes as their number has bits.
 template <class V> DS_INLINE void transpose(V* r) {
     constexpr int width = sizeof(V) / sizeof(r[0][0]);
-    transpose_step<width / 2, width>(r);
+    using lanes = std::make_index_sequence<size_t(width)>;
+#pragma GCC unroll 4
+    for (int stage = 1; stage < width; stage *= 2) {
+        V t[width];
+#pragma GCC unroll 16
+        for (int i = 0; i < width / 2; ++i) {
+            t[2 * i] = interleave<false>(r[i], r[i + width / 2], lanes{});
+            t[2 * i + 1] = interleave<true>(r[i], r[i + width / 2], lanes{});
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < width; ++i) r[i] = t[i];
+    }
 }
 
 // What a row is read as: lanes, widened from its storage, or pairs of bfloat16 as they lie. Past the end: 0.
