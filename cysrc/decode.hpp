@@ -39,9 +39,15 @@ struct decode_plan {
     }
 };
 
+// Asks memory for the line at `offset` of a row that is read soon, into the second level: the first has too few lines in flight. Half types
+// come to this twice a line.
+template <class S> DS_INLINE void fetch_ahead(const char* row, ptrdiff_t offset) {
+    if (sizeof(S) > 2 || offset % 64 == 0) __builtin_prefetch(row + offset, 0, 2);
+}
+
 // parts[r * width + j] = lanes of the products of query row r and key j, for `keys` keys.
-template <class C, class S, int rows, int keys>
-DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, ptrdiff_t dim, simd<C>* parts) {
+template <class C, class S, int rows, int keys, bool fetch>
+DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, const char* const* ahead, ptrdiff_t dim, simd<C>* parts) {
     constexpr int width = simd<C>::width;
     using reader = row_reader<lane_arithmetic<C>, S>;
     vec_of<C> acc[rows][keys] = {};
@@ -52,6 +58,7 @@ DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, ptrdiff
         for (int r = 0; r < rows; ++r) x[r] = load_lanes(q + r * q_step + e);
 #pragma GCC unroll 8
         for (int j = 0; j < keys; ++j) {
+            if (fetch) fetch_ahead<S>(ahead[j], e * ptrdiff_t(sizeof(S)));
             const vec_of<C> y = reader::read(k[j] + e);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) acc[r][j] = fused(x[r], y, acc[r][j]);
@@ -68,16 +75,20 @@ DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, ptrdiff
         for (int j = 0; j < keys; ++j) parts[r * width + j].v = acc[r][j];
 }
 // The scores of `width` keys for `rows` rows.
-template <class C, class S, int rows> void dot_rows(const C* q, ptrdiff_t q_step, const S* const* k, ptrdiff_t dim, C* s) {
+template <class C, class S, int rows> void dot_rows(const C* q, ptrdiff_t q_step, const S* const* k, const char* const* ahead, ptrdiff_t dim, C* s) {
     constexpr int width = simd<C>::width, keys = DOT_KEYS<C, rows>;
     simd<C> parts[rows * width];
-    for (int j = 0; j < width; j += keys) dot_tile<C, S, rows, keys>(q, q_step, k + j, dim, parts + j);
+    for (int j = 0; j < width; j += keys) {
+        if (ahead) dot_tile<C, S, rows, keys, true>(q, q_step, k + j, ahead + j, dim, parts + j);
+        else dot_tile<C, S, rows, keys, false>(q, q_step, k + j, nullptr, dim, parts + j);
+    }
     for (int r = 0; r < rows; ++r) store_lanes(s + r * KEY_BLOCK<C>, sum_rows(parts + r * width).v);
 }
 
 // sums[r, c ..] += sum_j p[r, j] v[j, c ..] over a strip of registers; `tail` > 0: only so many elements of the last one exist.
 template <class C, class S, int rows, int vectors>
-DS_INLINE void value_strip(const C* p, const S* const* v, int keys, ptrdiff_t c, ptrdiff_t tail, C* sums, ptrdiff_t columns) {
+DS_INLINE void value_strip(
+    const C* p, const S* const* v, const char* const* ahead, int keys, ptrdiff_t c, ptrdiff_t tail, C* sums, ptrdiff_t columns) {
     constexpr int width = simd<C>::width;
     using reader = row_reader<lane_arithmetic<C>, S>;
     vec_of<C> acc[rows][vectors];
@@ -91,6 +102,7 @@ DS_INLINE void value_strip(const C* p, const S* const* v, int keys, ptrdiff_t c,
         for (int r = 0; r < rows; ++r) x[r] = p[r * KEY_BLOCK<C> + j] - vec_of<C>{};
 #pragma GCC unroll 8
         for (int i = 0; i < vectors; ++i) {
+            if (ahead) fetch_ahead<S>(ahead[j], (c + i * width) * ptrdiff_t(sizeof(S)));
             const vec_of<C> y = vectors == 1 && tail ? reader::read(v[j] + c, tail) : reader::read(v[j] + c + i * width);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) acc[r][i] = fused(x[r], y, acc[r][i]);
@@ -101,13 +113,14 @@ DS_INLINE void value_strip(const C* p, const S* const* v, int keys, ptrdiff_t c,
 #pragma GCC unroll 8
         for (int i = 0; i < vectors; ++i) store_lanes(sums + r * columns + c + i * width, acc[r][i]);
 }
-template <class C, class S, int rows> void value_rows(const C* p, const S* const* v, int keys, ptrdiff_t dim_v, C* sums, ptrdiff_t columns) {
+template <class C, class S, int rows>
+void value_rows(const C* p, const S* const* v, const char* const* ahead, int keys, ptrdiff_t dim_v, C* sums, ptrdiff_t columns) {
     constexpr int width = simd<C>::width, strip = STRIP<rows>;
     ptrdiff_t c = 0;
-    for (; c + strip * width <= dim_v; c += strip * width) value_strip<C, S, rows, strip>(p, v, keys, c, 0, sums, columns);
-    for (; c + 2 * width <= dim_v; c += 2 * width) value_strip<C, S, rows, 2>(p, v, keys, c, 0, sums, columns);
-    for (; c + width <= dim_v; c += width) value_strip<C, S, rows, 1>(p, v, keys, c, 0, sums, columns);
-    if (c < dim_v) value_strip<C, S, rows, 1>(p, v, keys, c, dim_v - c, sums, columns);
+    for (; c + strip * width <= dim_v; c += strip * width) value_strip<C, S, rows, strip>(p, v, ahead, keys, c, 0, sums, columns);
+    for (; c + 2 * width <= dim_v; c += 2 * width) value_strip<C, S, rows, 2>(p, v, ahead, keys, c, 0, sums, columns);
+    for (; c + width <= dim_v; c += width) value_strip<C, S, rows, 1>(p, v, ahead, keys, c, 0, sums, columns);
+    if (c < dim_v) value_strip<C, S, rows, 1>(p, v, ahead, keys, c, dim_v - c, sums, columns);
 }
 
 template <class C, class K, class V> struct decode_rows {
@@ -155,22 +168,33 @@ template <class C, class K, class V> struct decode_rows {
         }
     }
 
+    // Where `count` rows from j on lie, those past `stop` taken from key `then` of the other operand on: what is read next. Null where rows are
+    // gathered first.
+    const char* const* rows_ahead(int op, ptrdiff_t j, int count, ptrdiff_t stop, ptrdiff_t then, const char** ahead) const {
+        const int other = op == AT_K ? AT_V : AT_K;
+        if (gathers(AT_K) || gathers(AT_V)) return nullptr;
+        for (int i = 0; i < count; ++i) ahead[i] = j + i < stop ? q.key(op, w.head, j + i) : q.key(other, w.head, std::min(then + (j + i - stop), q.keys - 1));
+        return ahead;
+    }
+
     // The scores of a block with all that changes them.
     void score_block(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, C* s) {
         const C* queries = part<C>(plan.q);
         const K* k[width];
+        const char* lines[width];
         for (int i = 0; i < runs.count; ++i)
             for (int j = runs.start[i]; j < runs.stop[i]; j += width) {
                 if (j0 + j >= q.keys) continue;
                 rows_at<K>(AT_K, j0 + j, width, q.keys, t.dim, k);
-                for (ptrdiff_t r = 0; r < rows; r += ROW_TILE) {
+                const char* const* ahead = rows_ahead(AT_K, j0 + j + 3 * width, width, std::min<ptrdiff_t>(j1, j0 + runs.stop[i]), j0 + runs.first(), lines);
+                for (ptrdiff_t r = 0; r < rows; r += ROW_TILE, ahead = nullptr) {
                     const C* x = queries + r * plan.padded;
                     C* y = s + r * KEY_BLOCK<C> + j;
                     switch (std::min<ptrdiff_t>(ROW_TILE, rows - r)) {
-                        case 4: dot_rows<C, K, 4>(x, plan.padded, k, t.dim, y); break;
-                        case 3: dot_rows<C, K, 3>(x, plan.padded, k, t.dim, y); break;
-                        case 2: dot_rows<C, K, 2>(x, plan.padded, k, t.dim, y); break;
-                        default: dot_rows<C, K, 1>(x, plan.padded, k, t.dim, y);
+                        case 4: dot_rows<C, K, 4>(x, plan.padded, k, ahead, t.dim, y); break;
+                        case 3: dot_rows<C, K, 3>(x, plan.padded, k, ahead, t.dim, y); break;
+                        case 2: dot_rows<C, K, 2>(x, plan.padded, k, ahead, t.dim, y); break;
+                        default: dot_rows<C, K, 1>(x, plan.padded, k, ahead, t.dim, y);
                     }
                 }
             }
@@ -186,19 +210,21 @@ template <class C, class K, class V> struct decode_rows {
 
     void sum_values(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, const C* p, C* sums) {
         const V* v[VALUE_KEYS];
+        const char* lines[VALUE_KEYS];
         for (int i = 0; i < runs.count; ++i) {
             const ptrdiff_t stop = std::min<ptrdiff_t>(runs.stop[i], j1 - j0);
             for (ptrdiff_t j = runs.start[i]; j < stop; j += VALUE_KEYS) {
                 const int keys = int(std::min<ptrdiff_t>(VALUE_KEYS, stop - j));
                 rows_at<V>(AT_V, j0 + j, keys, j1, t.dim_v, v);
-                for (ptrdiff_t r = 0; r < rows; r += ROW_TILE) {
+                const char* const* ahead = rows_ahead(AT_V, j0 + j + 2 * keys, keys, j0 + stop, j0 + stop, lines);
+                for (ptrdiff_t r = 0; r < rows; r += ROW_TILE, ahead = nullptr) {
                     const C* x = p + r * KEY_BLOCK<C> + j;
                     C* y = sums + r * plan.columns;
                     switch (std::min<ptrdiff_t>(ROW_TILE, rows - r)) {
-                        case 4: value_rows<C, V, 4>(x, v, keys, t.dim_v, y, plan.columns); break;
-                        case 3: value_rows<C, V, 3>(x, v, keys, t.dim_v, y, plan.columns); break;
-                        case 2: value_rows<C, V, 2>(x, v, keys, t.dim_v, y, plan.columns); break;
-                        default: value_rows<C, V, 1>(x, v, keys, t.dim_v, y, plan.columns);
+                        case 4: value_rows<C, V, 4>(x, v, ahead, keys, t.dim_v, y, plan.columns); break;
+                        case 3: value_rows<C, V, 3>(x, v, ahead, keys, t.dim_v, y, plan.columns); break;
+                        case 2: value_rows<C, V, 2>(x, v, ahead, keys, t.dim_v, y, plan.columns); break;
+                        default: value_rows<C, V, 1>(x, v, ahead, keys, t.dim_v, y, plan.columns);
                     }
                 }
             }
