@@ -1,7 +1,7 @@
 """A partial result of attention as a value: (out, m, d) of some of the keys."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +9,15 @@ from dualsoft.arguments import result_dtype
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
 from dualsoft.attention_arguments import sinks_of
 from dualsoft.dtypes import FLOAT64, DType, find_format
+from dualsoft.frozen import Frozen, locked
 from dualsoft.pair import same_values
 from dualsoft.registry import require
-from dualsoft.state import locked
 from dualsoft.triple import canonical, divided, merge_triples, pack_triple, unpack_triple, with_sinks
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-class AttentionState:
+class AttentionState(Frozen):
     """The partial result of attention over some of the keys; those of all the keys merge to the whole.
 
     With the scores s of a query, ``m = max s``, ``d = sum exp(s - m)`` and ``out = sum exp(s - m)·v``: the output times
@@ -56,7 +56,6 @@ class AttentionState:
     """
 
     __slots__ = ("_d", "_m", "_out")
-    __hash__ = None  # type: ignore[assignment]
 
     _out: Array
     _m: Array
@@ -270,18 +269,6 @@ class AttentionState:
 
     def __repr__(self) -> str:
         return f"AttentionState(out={self._out!r}, m={self.m!r}, d={self.d!r})"
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"an AttentionState never changes: cannot set {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"an AttentionState never changes: cannot delete {name!r}")
-
-    def __copy__(self) -> "AttentionState":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "AttentionState":
-        return self
 
     def __reduce__(self) -> tuple[Callable[[Array, Array, Array], "AttentionState"], tuple[Array, Array, Array]]:
         return _state_from, self._parts()

@@ -1,18 +1,19 @@
 """The running pair (m, d) of online softmax as a value."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
 from dualsoft.dtypes import FLOAT64, find_format
+from dualsoft.frozen import Frozen, locked
 from dualsoft.pair import canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
 from dualsoft.problem import identity_shape, normalize_problem, state_problem
 from dualsoft.registry import require, run
 
 
-class SoftmaxState:
+class SoftmaxState(Frozen):
     """The running pair of a softmax: what is known of the elements seen so far.
 
     ``m`` is their maximum and ``d = sum exp(x - m)``. States of parts of a row merge to the state of the row, in any
@@ -49,7 +50,6 @@ class SoftmaxState:
     """
 
     __slots__ = ("_m", "_rest")
-    __hash__ = None  # type: ignore[assignment]
 
     _m: Array
     _rest: Array
@@ -275,18 +275,6 @@ class SoftmaxState:
     def __repr__(self) -> str:
         return f"SoftmaxState(m={self.m!r}, d={self.d!r})"
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a SoftmaxState never changes: cannot set {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a SoftmaxState never changes: cannot delete {name!r}")
-
-    def __copy__(self) -> "SoftmaxState":
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SoftmaxState":
-        return self
-
     def __reduce__(self) -> tuple[Callable[[Array, Array], "SoftmaxState"], tuple[Array, Array]]:
         return _state_from, (self._m, self._rest)
 
@@ -324,17 +312,6 @@ def _freeze(state: SoftmaxState, m: Array, rest: Array) -> None:
         m, rest = locked(m), locked(rest)
     _set_m(state, m)
     _set_rest(state, rest)
-
-
-def locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a view that cannot be made writable: NumPy lets only the owner of the memory take read-only back."""
-    owner = array.base
-    array.setflags(write=False)
-    if owner is None:
-        return array.view()
-    if isinstance(owner, np.ndarray):
-        owner.setflags(write=False)
-    return array
 
 
 def _state_from(m: Array, rest: Array) -> SoftmaxState:

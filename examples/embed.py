@@ -15,14 +15,13 @@ Run it: ``python examples/embed.py``, or with sentences of your own:
 """
 
 import argparse
-import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packaged import packaged_file
 
 import dualsoft
 
@@ -40,25 +39,8 @@ LONGEST = 256
 
 
 def model_folder() -> Path:
-    """Return where the package keeps its model; the package itself is not imported.
-
-    Raises
-    ------
-    RuntimeError
-        With the command that installs what is missing.
-    """
-    missing = [name for name in ("safetensors", "tokenizers", "scipy") if importlib.util.find_spec(name) is None]
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        missing.append(PACKAGE)
-        files = []
-    if missing:
-        raise RuntimeError(f"not installed: {', '.join(missing)}. Run: {INSTALL}")
-    found = [Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"]
-    if not found or not found[0].exists():
-        raise RuntimeError(f"{PACKAGE} is installed without its weights. Run: {INSTALL} --force-reinstall")
-    return found[0]
+    """Return where the package keeps its model."""
+    return packaged_file(PACKAGE, "model.safetensors", ("safetensors", "tokenizers", "scipy"), INSTALL).parent
 
 
 def tokenise(folder: Path, sentences: Sequence[str]) -> list[list[int]]:

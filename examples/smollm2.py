@@ -10,14 +10,13 @@ matrix once more, which turns x into logits. See H. Touvron et al., *LLaMA*, 202
 et al., *SmolLM2*, 2025 (arXiv 2502.02737).
 """
 
-import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from packaged import packaged_file
 
 import dualsoft
 
@@ -101,25 +100,8 @@ class Tokens(NamedTuple):
 
 
 def weights_file() -> Path:
-    """Return where the package keeps its GGUF file; the package itself is not imported.
-
-    Raises
-    ------
-    RuntimeError
-        With the command that installs what is missing.
-    """
-    missing = [name for name in ("gguf", "tokenizers", "rich") if importlib.util.find_spec(name) is None]
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        missing.append(PACKAGE)
-        files = []
-    if missing:
-        raise RuntimeError(f"not installed: {', '.join(missing)}. Run: {INSTALL}")
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not found or not found[0].exists():
-        raise RuntimeError(f"{PACKAGE} is installed without its .gguf file. Run: {INSTALL} --force-reinstall")
-    return found[0]
+    """Return where the package keeps its GGUF file."""
+    return packaged_file(PACKAGE, ".gguf", ("gguf", "tokenizers", "rich"), INSTALL)
 
 
 def load(

@@ -51,7 +51,7 @@ LAYERS = (
     {"attention_arguments", "attention_operands", "cache_arguments"},
     {"block_mask", "cache_storage"},
     {"arguments", "accuracy", "pair", "triple"},
-    {"arrays", "dtypes", "isa", "_version"},
+    {"arrays", "dtypes", "frozen", "isa", "_version"},
 )
 WITHIN_A_LAYER = {
     ("trace", "state"),
@@ -60,7 +60,6 @@ WITHIN_A_LAYER = {
     ("algorithms", "state"),
     ("algorithms", "attention_algorithms"),
     ("attention", "attention_state"),
-    ("attention_state", "state"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
