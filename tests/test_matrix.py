@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import DTYPES, GROUPS, Case, group
+from conftest import USABLE
 from oracle import Expected
 from tolerance import mismatch
 
@@ -143,6 +144,7 @@ def ids() -> Iterator[Any]:
                 )
 
 
+@pytest.mark.parametrize("backend", USABLE, indirect=True)  # the inner loop, for the sake of `expected`
 @pytest.mark.parametrize(("name", "group_name", "key"), list(ids()))
 def test_matrix(name: str, group_name: str, key: str, backend: str) -> None:
     failures, ran = [], 0
