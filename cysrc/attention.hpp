@@ -67,6 +67,21 @@ struct sequence {
         if (!pages) return at(op, hk, j);
         return base[op] + pages[j / t->page_size] * t->page_stride[op] + hk * t->head[op] + j % t->page_size * t->row[op];
     }
+    // Where `count` keys or values from j on lie; those from `stop` > 0 on repeat the one before it.
+    void keys_at(int op, ptrdiff_t hk, ptrdiff_t j, int count, ptrdiff_t stop, const char** rows) const {
+        const ptrdiff_t step = t->row[op];
+        int i = 0;
+        while (i < count) {
+            const ptrdiff_t from = std::min(j + i, stop - 1), page = pages ? t->page_size - from % t->page_size : stop;
+            const int last = int(std::min<ptrdiff_t>(count, i + std::max<ptrdiff_t>(1, std::min(page, stop - from))));
+            const char* p = key(op, hk, from);
+            if (from == stop - 1) {
+                for (; i < count; ++i) rows[i] = p;
+                return;
+            }
+            for (; i < last; ++i, p += step) rows[i] = p;
+        }
+    }
     // The keys that query i can see as far as its position tells.
     key_range seen_by(ptrdiff_t i) const {
         const ptrdiff_t at = i + offset;

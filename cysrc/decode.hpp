@@ -155,16 +155,14 @@ template <class C, class K, class V> struct decode_rows {
     }
     // Rows j .. j + count of keys or values; those past `stop` repeat the last one.
     template <class S> void rows_at(int op, ptrdiff_t j, int count, ptrdiff_t stop, ptrdiff_t dim, const S** rows_out) const {
-        C* gathered = part<C>(plan.gathered);
-        for (int i = 0; i < count; ++i) {
-            const char* p = q.key(op, w.head, std::min(j + i, stop - 1));
-            if constexpr (std::is_same<S, C>::value) {
-                if (gathers(op)) {
-                    gather_for<C>(t.code[op])(p, t.item[op], dim, gathered + i * dim);
-                    p = (const char*)(gathered + i * dim);
-                }
+        q.keys_at(op, w.head, j, count, stop, (const char**)rows_out);
+        if constexpr (std::is_same<S, C>::value) {
+            if (!gathers(op)) return;
+            C* gathered = part<C>(plan.gathered);
+            for (int i = 0; i < count; ++i, gathered += dim) {
+                gather_for<C>(t.code[op])((const char*)rows_out[i], t.item[op], dim, gathered);
+                rows_out[i] = gathered;
             }
-            rows_out[i] = (const S*)p;
         }
     }
 
@@ -173,7 +171,9 @@ template <class C, class K, class V> struct decode_rows {
     const char* const* rows_ahead(int op, ptrdiff_t j, int count, ptrdiff_t stop, ptrdiff_t then, const char** ahead) const {
         const int other = op == AT_K ? AT_V : AT_K;
         if (gathers(AT_K) || gathers(AT_V)) return nullptr;
-        for (int i = 0; i < count; ++i) ahead[i] = j + i < stop ? q.key(op, w.head, j + i) : q.key(other, w.head, std::min(then + (j + i - stop), q.keys - 1));
+        const int here = int(std::max<ptrdiff_t>(0, std::min<ptrdiff_t>(count, stop - j)));
+        if (here) q.keys_at(op, w.head, j, here, stop, ahead);
+        if (here < count) q.keys_at(other, w.head, std::max(then, then + j - stop), count - here, q.keys, ahead + here);
         return ahead;
     }
 

@@ -193,7 +193,8 @@ def result_dtype(dtype: object, natural: DType) -> DType:
     except TypeError:
         asked = None
     if asked is None or not is_float(asked):
-        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}")
+        hint = " (a name that NumPy knows once ml_dtypes is imported)" if dtype == "bfloat16" else ""
+        raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype!r}{hint}")
     # As NumPy's ufuncs: the kind of number that was asked for, in the machine's byte order.
     return asked.newbyteorder("=")
 

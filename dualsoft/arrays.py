@@ -55,7 +55,7 @@ def as_array(value: object, name: str) -> Array:
     if any(origin.startswith("numpy.ma") for origin in origins):
         raise TypeError(
             f"{name} is a masked array, whose mask would be lost: pass {name}.data and "
-            f"where=~numpy.ma.getmaskarray({name})"
+            f"where=~numpy.ma.getmaskarray({name}) (to attention, what its queries may see as mask=)"
         )
     if any(origin.startswith("scipy.sparse") for origin in origins):
         raise TypeError(f"{name} is a {kind.__name__}, a sparse array: pass {name}.toarray()")

@@ -5,6 +5,7 @@ changes who answers the calls that dualsoft answers itself.
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar, Token
@@ -65,7 +66,7 @@ def _find(work: Any) -> Backend:
                 f"{reason}: NumPy arrays are served by the slow reference backend. Install dualsoft with a C++ "
                 f"compiler at hand, or set {PURE}=1 to say that this is meant.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=_callers_level(),
             )
     if _default.accepts(work):
         if getattr(work, "x_code", COMPLEX) != COMPLEX:
@@ -78,6 +79,14 @@ def _find(work: Any) -> Backend:
         if _reason(backend) is None and backend.accepts(work):
             return backend
     raise TypeError(_nobody(work))
+
+
+def _callers_level() -> int:
+    """Return the ``stacklevel`` at which a warning of the function that asks names the first line outside dualsoft."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _nobody(work: Any) -> str:

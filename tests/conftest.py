@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 
 import dualsoft
+from dualsoft import isa
 
-LEVELS = ("x86_64_v2", "x86_64_v3", "x86_64_v4", "x86_64_v4_bf16", "aarch64")
+LEVELS = tuple(isa.LEVELS)
 
 
 def reason_not_usable(name: str) -> str | None:

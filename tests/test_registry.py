@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import LEVELS, REASONS, USABLE
-from process import WITHOUT_KERNELS, python, run_code
+from process import ROOT, WITHOUT_KERNELS, python, run_code
 
 import dualsoft as ds
 
@@ -187,6 +187,15 @@ def test_without_kernels_the_reference_serves_visibly() -> None:
     assert warned.startswith("['RuntimeWarning']")
     assert "reference" in warned
     assert run_code(code, DUALSOFT_PURE="1").splitlines()[1] == "[] []"
+
+
+@pytest.mark.parametrize("call", ["softmax(x)", "attention(x, x, x)", "SoftmaxState.identity(()).update(x)"])
+def test_the_warning_names_the_callers_line(call: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_KERNELS + f"import numpy as np, dualsoft as ds\nx = np.zeros((2, 3))\nds.{call}\n")
+    line = len(script.read_text().splitlines())
+    done = python(str(script), PYTHONPATH=str(ROOT))
+    assert f"script.py:{line}: RuntimeWarning" in done.stderr
 
 
 def test_without_kernels_asking_for_them_is_an_error() -> None:

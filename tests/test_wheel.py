@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from process import ROOT, python
 
-LEVELS = {"x86_64": ("x86_64_v2", "x86_64_v3", "x86_64_v4"), "aarch64": ("aarch64",)}.get(platform.machine(), ())
+from dualsoft import isa
+
+LEVELS = tuple(level for level, row in isa.LEVELS.items() if row.machine == platform.machine())
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
 
 
