@@ -103,19 +103,22 @@ struct row_of {
     row_of(const attention_task& t, ptrdiff_t hk, ptrdiff_t r) : h(hk * t.group + r % t.group), i(r / t.group) {}
 };
 
-// scale = fold · unit: queries are multiplied by fold, which rounds nothing; scores are then in units of `unit`, which costs nothing where
-// the exponent is taken. Powers of two, which round nothing either, and scales far from 1 are folded whole.
-template <class A> struct score_scale {
-    typename A::compute fold;
+// scale = fold · unit. The power of two is folded into the queries, which rounds nothing; scores are then in units of `unit`, from 1/2 to 1,
+// which costs nothing where the exponent is taken. Only scales beyond what lanes hold leave more to unit; `lanes` is what lanes hold of it.
+template <class C> struct score_scale {
+    C fold, lanes;
     double unit;
-    explicit score_scale(double scale) : fold(typename A::compute(scale)), unit(1) {
+    explicit score_scale(double scale) : fold(C(scale)), lanes(1), unit(1) {
+        if (scale == 0 || scale != scale) return;
+        constexpr int most = sizeof(C) == 4 ? 100 : 1000;
         int exponent;
-        const double size = std::fabs(scale), mantissa = std::frexp(size, &exponent);
-        const bool moderate = size > 0x1p-20 && size < 0x1p20;
-        if (A::terms > 1 || std::isinf(scale) || (moderate && mantissa != 0.5)) {
-            fold = typename A::compute(scale < 0 ? -1 : 1);
-            unit = size;
-        }
+        const double size = std::fabs(scale);
+        if (std::isinf(scale)) exponent = 0;
+        else if (std::frexp(size, &exponent) == 0.5) --exponent;
+        exponent = std::min(most, std::max(-most, exponent));
+        fold = C(std::copysign(std::ldexp(1.0, exponent), scale));
+        unit = std::ldexp(size, -exponent);
+        lanes = C(std::isinf(scale) ? size : std::min(std::ldexp(1.0, most), std::max(std::ldexp(1.0, -most), unit)));
     }
 };
 
@@ -159,38 +162,66 @@ template <class C> key_runs runs_of(uint64_t panels) {
 // What a thread is given: rows of one head of keys of one sequence, and a range of keys.
 struct work_item {
     ptrdiff_t sequence, head, first, last, lo, hi;
+    ptrdiff_t run;                  // keys are taken in runs of so many, at multiples of it
     double cost;
-    ptrdiff_t slot;                 // of its first row in the partial results; -1 where its rows are finished at once
+    ptrdiff_t slot;                 // of its first row in the partial results; -1 where its rows are finished by it
 };
-// Rows that were split over ranges of keys: their outputs and running pairs until they are merged.
+// One run of keys of some rows: their outputs sum exp(s - m) v and running pairs.
 template <class C> struct partial_rows {
     C* o = nullptr;                 // [slots][columns]
     double *m = nullptr, *d = nullptr;
     ptrdiff_t columns = 0;
 };
 
-// The end of a row: o = sum exp(s - m) v and its pair become the output and its lse, or the three arrays of a state. `o` is used up.
-template <class C> void finish_row(const sequence& q, row_of at, C* o, double m, double d) {
+template <class C> void keep_row(const partial_rows<C>& kept, ptrdiff_t slot, const C* o, double m, double d) {
+    std::copy(o, o + kept.columns, kept.o + slot * kept.columns);
+    kept.m[slot] = m;
+    kept.d[slot] = d;
+}
+
+// What the outputs of runs are added up in.
+template <class C> struct wider { using type = double; };
+template <> struct wider<double> { using type = long double; };
+
+template <class T> DS_INLINE bool is_finite(T x) { return x - x == 0; }
+
+// Joins sinks to a row's pair; returns what its outputs so far count for.
+inline double join_sink(const attention_task& t, ptrdiff_t h, double& m, double& d) {
+    const double inf = std::numeric_limits<double>::infinity();
+    if (!t.sinks || t.base[AT_M]) return 1;
+    const double sink = t.sinks[h], top = std::max(m, sink);
+    if (sink != sink) d = sink;
+    else if (sink == inf) d = d == d ? inf : d, m = inf;
+    else if (sink > -inf && m < inf) {
+        const double alpha = m == -inf ? 0 : std::exp(m - top);
+        d = d * alpha + std::exp(sink - top);
+        m = top;
+        return alpha;
+    }
+    return 1;
+}
+// The end of a row: o = sum exp(s - m) v, in lanes or wider, and its pair become the output and its lse, or the three arrays of a state.
+// `out` is memory for the output's lanes and may be o.
+template <class C, class O> void finish_row(const sequence& q, row_of at, const O* o, C* out, double m, double d) {
     const attention_task& t = *q.t;
     const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-    if (t.sinks && !t.base[AT_M]) {
-        const double sink = t.sinks[at.h], top = std::max(m, sink);
-        if (sink != sink) d = nan;
-        else if (sink == inf) d = d == d ? inf : d, m = inf;
-        else if (sink > -inf && m < inf) {
-            const double alpha = m == -inf ? 0 : std::exp(m - top);
-            d = d * alpha + std::exp(sink - top);
-            for (ptrdiff_t e = 0; e < t.dim_v; ++e) o[e] = o[e] - o[e] == 0 ? C(o[e] * alpha) : o[e];
-            m = top;
-        }
+    const double alpha = join_sink(t, at.h, m, d);
+    if (d != d || m == inf) std::fill(out, out + t.dim_v, C(nan));
+    else if (d == 0) std::fill(out, out + t.dim_v, C(0));
+    else if (t.base[AT_M]) {
+        // sums that only the wider type holds become their mean, of weight 1
+        bool fits = true;
+        for (ptrdiff_t e = 0; e < t.dim_v; ++e) fits &= !is_finite(o[e]) || is_finite(C(o[e]));
+        for (ptrdiff_t e = 0; e < t.dim_v; ++e) out[e] = C(fits ? o[e] : o[e] / O(d));
+        if (!fits) m += std::log(d), d = 1;
+    } else if (alpha == 1) {
+        const O divisor = O(d);
+        for (ptrdiff_t e = 0; e < t.dim_v; ++e) out[e] = C(o[e] / divisor);
+    } else {
+        const O share = O(alpha / d);
+        for (ptrdiff_t e = 0; e < t.dim_v; ++e) out[e] = C(is_finite(o[e]) ? o[e] * share : o[e]);
     }
-    if (d != d || m == inf) std::fill(o, o + t.dim_v, C(nan));
-    else if (d == 0) std::fill(o, o + t.dim_v, C(0));
-    else if (!t.base[AT_M]) {
-        const C divisor = C(d);
-        for (ptrdiff_t e = 0; e < t.dim_v; ++e) o[e] /= divisor;
-    }
-    scatter_for<C>(t.code[AT_OUT])(o, t.dim_v, q.at(AT_OUT, at.h, at.i), t.item[AT_OUT]);
+    scatter_for<C>(t.code[AT_OUT])(out, t.dim_v, q.at(AT_OUT, at.h, at.i), t.item[AT_OUT]);
     if (t.base[AT_M]) {
         std::memcpy(q.at(AT_M, at.h, at.i), &m, sizeof m);
         std::memcpy(q.at(AT_D, at.h, at.i), &d, sizeof d);
@@ -200,34 +231,64 @@ template <class C> void finish_row(const sequence& q, row_of at, C* o, double m,
         std::memcpy(q.at(AT_LSE, at.h, at.i), &lse, sizeof lse);
     }
 }
-template <class C> void keep_row(const partial_rows<C>& kept, ptrdiff_t slot, const C* o, double m, double d) {
-    std::copy(o, o + kept.columns, kept.o + slot * kept.columns);
-    kept.m[slot] = m;
-    kept.d[slot] = d;
-}
 
-// Joins a later part of the keys to an earlier one, in place. What is infinite or NaN in o came from such a value, whose weight is above 0
-// however small: it stays.
-template <class C> void merge_row(ptrdiff_t columns, C* o, double& m, double& d, const C* o_b, double m_b, double d_b) {
-    if (d_b == 0) return;
-    if (d == 0) {
-        std::copy(o_b, o_b + columns, o);
-        m = m_b;
-        d = d_b;
-        return;
+// A row whose keys come in several runs, in order. Sums are wider than lanes: they neither overflow nor err more with every run.
+template <class C> struct merged_row {
+    using W = typename wider<C>::type;
+    W* o;
+    double m, d;
+    int runs;                       // that had a key to see
+
+    void clear(W* memory) {
+        o = memory;
+        m = -std::numeric_limits<double>::infinity();
+        d = 0;
+        runs = 0;
     }
-    const double inf = std::numeric_limits<double>::infinity(), top = std::max(m, m_b);
-    if (top == inf) {
-        d = d != d || d_b != d_b ? d + d_b : inf;
+    // What is infinite or NaN in o came from such a value, whose weight is above 0 however small: it stays.
+    void add(ptrdiff_t columns, const C* o_b, double m_b, double d_b) {
+        if (d_b == 0) return;
+        if (runs++ == 0) {
+            std::copy(o_b, o_b + columns, o);
+            m = m_b;
+            d = d_b;
+            return;
+        }
+        const double inf = std::numeric_limits<double>::infinity(), top = std::max(m, m_b);
+        if (top == inf) {
+            d = d != d || d_b != d_b ? d + d_b : inf;
+            m = top;
+            return;
+        }
+        // a row of NaN scores alone has m = -inf, and its d is NaN whatever it is multiplied by
+        const double a = m == top ? 1 : std::exp(m - top), b = m_b == top ? 1 : std::exp(m_b - top);
+        for (ptrdiff_t e = 0; e < columns; ++e) o[e] = (is_finite(o[e]) ? o[e] * W(a) : o[e]) + (is_finite(o_b[e]) ? W(o_b[e]) * W(b) : W(o_b[e]));
+        d = d * a + d_b * b;
         m = top;
-        return;
     }
-    // a row of NaN scores alone has m = -inf, and its d is NaN whatever it is multiplied by
-    const double a = m == top ? 1 : std::exp(m - top), b = m_b == top ? 1 : std::exp(m_b - top);
-    const C wa = C(a), wb = C(b);
-    for (ptrdiff_t e = 0; e < columns; ++e) o[e] = (o[e] - o[e] == 0 ? o[e] * wa : o[e]) + (o_b[e] - o_b[e] == 0 ? o_b[e] * wb : o_b[e]);
-    d = d * a + d_b * b;
-    m = top;
+    // One run's outputs are lanes still: its row ends as if there were no other.
+    void finish(const sequence& q, row_of at, C* out) const {
+        if (runs > 1) return finish_row(q, at, o, out, m, d);
+        if (runs) std::copy(o, o + q.t->dim_v, out);
+        else std::fill(out, out + q.t->dim_v, C(0));
+        finish_row(q, at, (const C*)out, out, m, d);
+    }
+};
+
+// Where the sums of a row overflowed though every value is finite, a second try with values that are `shrunk` by a power of two gives the mean,
+// of weight 1: the same state in another form.
+template <class C> constexpr C SHRINK = C(0x1p-64);
+template <class C> void settle_overflow(ptrdiff_t columns, C* o, const C* shrunk, double d_shrunk, double& m, double& d) {
+    for (ptrdiff_t e = 0; e < columns; ++e) o[e] = is_finite(o[e]) ? o[e] / C(d) : shrunk[e] / C(d_shrunk) / SHRINK<C>;
+    m += std::log(d);
+    d = 1;
+}
+// Whether that happened to a row: something in o is not finite, and no score is to blame.
+template <class C> bool overflowed(ptrdiff_t columns, const C* o, double m, double d) {
+    if (!is_finite(d) || m == std::numeric_limits<double>::infinity()) return false;
+    for (ptrdiff_t e = 0; e < columns; ++e)
+        if (!is_finite(o[e])) return true;
+    return false;
 }
 
 }  // namespace

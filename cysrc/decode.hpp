@@ -3,6 +3,8 @@
 // Nothing is packed: scores are dot products along the head dimension, outputs are sums of value rows. What counts is that memory is read
 // in one stream. Rows that share a head of keys go through a block of keys together.
 #pragma once
+#include <memory>
+#include <new>
 #include "scores.hpp"
 
 namespace {
@@ -47,7 +49,7 @@ template <class S> DS_INLINE void fetch_ahead(const char* row, ptrdiff_t offset)
 
 // parts[r * width + j] = lanes of the products of query row r and key j, for `keys` keys.
 template <class C, class S, int rows, int keys, bool fetch>
-DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, const char* const* ahead, ptrdiff_t dim, simd<C>* parts) {
+DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const char* const* k, const char* const* ahead, ptrdiff_t dim, simd<C>* parts) {
     constexpr int width = simd<C>::width;
     using reader = row_reader<lane_arithmetic<C>, S>;
     vec_of<C> acc[rows][keys] = {};
@@ -59,14 +61,14 @@ DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, const c
 #pragma GCC unroll 8
         for (int j = 0; j < keys; ++j) {
             if (fetch) fetch_ahead<S>(ahead[j], e * ptrdiff_t(sizeof(S)));
-            const vec_of<C> y = reader::read(k[j] + e);
+            const vec_of<C> y = reader::read((const S*)k[j] + e);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) acc[r][j] = fused(x[r], y, acc[r][j]);
         }
     }
     if (e < dim)
         for (int j = 0; j < keys; ++j) {
-            const vec_of<C> y = reader::read(k[j] + e, dim - e);
+            const vec_of<C> y = reader::read((const S*)k[j] + e, dim - e);
             for (int r = 0; r < rows; ++r) acc[r][j] = fused(load_lanes(q + r * q_step + e), y, acc[r][j]);
         }
 #pragma GCC unroll 8
@@ -75,7 +77,7 @@ DS_INLINE void dot_tile(const C* q, ptrdiff_t q_step, const S* const* k, const c
         for (int j = 0; j < keys; ++j) parts[r * width + j].v = acc[r][j];
 }
 // The scores of `width` keys for `rows` rows.
-template <class C, class S, int rows> void dot_rows(const C* q, ptrdiff_t q_step, const S* const* k, const char* const* ahead, ptrdiff_t dim, C* s) {
+template <class C, class S, int rows> void dot_rows(const C* q, ptrdiff_t q_step, const char* const* k, const char* const* ahead, ptrdiff_t dim, C* s) {
     constexpr int width = simd<C>::width, keys = DOT_KEYS<C, rows>;
     simd<C> parts[rows * width];
     for (int j = 0; j < width; j += keys) {
@@ -88,7 +90,7 @@ template <class C, class S, int rows> void dot_rows(const C* q, ptrdiff_t q_step
 // sums[r, c ..] += sum_j p[r, j] v[j, c ..] over a strip of registers; `tail` > 0: only so many elements of the last one exist.
 template <class C, class S, int rows, int vectors>
 DS_INLINE void value_strip(
-    const C* p, const S* const* v, const char* const* ahead, int keys, ptrdiff_t c, ptrdiff_t tail, C* sums, ptrdiff_t columns) {
+    const C* p, const char* const* v, const char* const* ahead, int keys, ptrdiff_t c, ptrdiff_t tail, C* sums, ptrdiff_t columns) {
     constexpr int width = simd<C>::width;
     using reader = row_reader<lane_arithmetic<C>, S>;
     vec_of<C> acc[rows][vectors];
@@ -103,7 +105,7 @@ DS_INLINE void value_strip(
 #pragma GCC unroll 8
         for (int i = 0; i < vectors; ++i) {
             if (ahead) fetch_ahead<S>(ahead[j], (c + i * width) * ptrdiff_t(sizeof(S)));
-            const vec_of<C> y = vectors == 1 && tail ? reader::read(v[j] + c, tail) : reader::read(v[j] + c + i * width);
+            const vec_of<C> y = vectors == 1 && tail ? reader::read((const S*)v[j] + c, tail) : reader::read((const S*)v[j] + c + i * width);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) acc[r][i] = fused(x[r], y, acc[r][i]);
         }
@@ -114,7 +116,7 @@ DS_INLINE void value_strip(
         for (int i = 0; i < vectors; ++i) store_lanes(sums + r * columns + c + i * width, acc[r][i]);
 }
 template <class C, class S, int rows>
-void value_rows(const C* p, const S* const* v, const char* const* ahead, int keys, ptrdiff_t dim_v, C* sums, ptrdiff_t columns) {
+void value_rows(const C* p, const char* const* v, const char* const* ahead, int keys, ptrdiff_t dim_v, C* sums, ptrdiff_t columns) {
     constexpr int width = simd<C>::width, strip = STRIP<rows>;
     ptrdiff_t c = 0;
     for (; c + strip * width <= dim_v; c += strip * width) value_strip<C, S, rows, strip>(p, v, ahead, keys, c, 0, sums, columns);
@@ -122,6 +124,8 @@ void value_rows(const C* p, const S* const* v, const char* const* ahead, int key
     for (; c + width <= dim_v; c += width) value_strip<C, S, rows, 1>(p, v, ahead, keys, c, 0, sums, columns);
     if (c < dim_v) value_strip<C, S, rows, 1>(p, v, ahead, keys, c, dim_v - c, sums, columns);
 }
+
+template <class C> struct shrunk_decode;
 
 template <class C, class K, class V> struct decode_rows {
     static constexpr int width = simd<C>::width;
@@ -131,14 +135,15 @@ template <class C, class K, class V> struct decode_rows {
     const decode_plan plan;
     const sequence q;
     char* memory;
-    const score_scale<lane_arithmetic<C>> scale;
+    const score_scale<C> scale;
+    bool shrink = false;                    // values by SHRINK, so that their sums cannot overflow
     C* infinite = nullptr;
 
     decode_rows(const attention_task& task, const work_item& item, char* scratch)
         : t(task), w(item), rows(item.last - item.first), plan(decode_plan::of<C>(task, rows)), q(task, item.sequence), memory(scratch), scale(task.scale) {}
     ~decode_rows() { std::free(infinite); }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
-    bool gathers(int op) const { return op == AT_K ? !t.direct<K>(op, storage_code(K{})) : !t.direct<V>(op, storage_code(V{})); }
+    bool gathers(int op) const { return op == AT_K ? !t.direct<K>(op, storage_code(K{})) : shrink || !t.direct<V>(op, storage_code(V{})); }
     static int storage_code(float) { return CODE_F32; }
     static int storage_code(double) { return CODE_F64; }
     static int storage_code(f16) { return CODE_F16; }
@@ -154,16 +159,30 @@ template <class C, class K, class V> struct decode_rows {
         }
     }
     // Rows j .. j + count of keys or values; those past `stop` repeat the last one.
-    template <class S> void rows_at(int op, ptrdiff_t j, int count, ptrdiff_t stop, ptrdiff_t dim, const S** rows_out) const {
-        q.keys_at(op, w.head, j, count, stop, (const char**)rows_out);
+    template <class S> void rows_at(int op, ptrdiff_t j, int count, ptrdiff_t stop, ptrdiff_t dim, const char** rows_out) const {
+        q.keys_at(op, w.head, j, count, stop, rows_out);
         if constexpr (std::is_same<S, C>::value) {
             if (!gathers(op)) return;
             C* gathered = part<C>(plan.gathered);
-            for (int i = 0; i < count; ++i, gathered += dim) {
-                gather_for<C>(t.code[op])((const char*)rows_out[i], t.item[op], dim, gathered);
-                rows_out[i] = gathered;
+            for (int i = 0; i < count;) {
+                const bool block = i + width <= count && j + i + width <= stop && gather_columns(op, rows_out[i], dim, gathered + i * dim);
+                if (!block) gather_for<C>(t.code[op])(rows_out[i], t.item[op], dim, gathered + i * dim);
+                for (const int end = i + (block ? width : 1); i < end; ++i) rows_out[i] = (const char*)(gathered + i * dim);
             }
+            if (shrink && op == AT_V)
+                for (ptrdiff_t e = 0; e < count * dim; ++e) gathered[e] *= SHRINK<C>;
         }
+    }
+    // Where the keys, not their elements, lie side by side: a register's width of keys is read along them and transposed.
+    bool gather_columns(int op, const char* p, ptrdiff_t dim, C* dst) const {
+        if (q.pages || t.row[op] != item_size(t.code[op])) return false;
+        if (t.code[op] == (sizeof(C) == 4 ? CODE_F32 : CODE_F64)) gather_transposed<C, C>(p, t.item[op], dim, dst);
+        else if constexpr (std::is_same<C, float>::value) {
+            if (t.code[op] == CODE_F16) gather_transposed<C, f16>(p, t.item[op], dim, dst);
+            else if (t.code[op] == CODE_BF16) gather_transposed<C, bf16>(p, t.item[op], dim, dst);
+            else return false;
+        } else return false;
+        return true;
     }
 
     // Where `count` rows from j on lie, those past `stop` taken from key `then` of the other operand on: what is read next. Null where rows are
@@ -180,7 +199,7 @@ template <class C, class K, class V> struct decode_rows {
     // The scores of a block with all that changes them.
     void score_block(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, C* s) {
         const C* queries = part<C>(plan.q);
-        const K* k[width];
+        const char* k[width];
         const char* lines[width];
         for (int i = 0; i < runs.count; ++i)
             for (int j = runs.start[i]; j < runs.stop[i]; j += width) {
@@ -202,14 +221,14 @@ template <class C, class K, class V> struct decode_rows {
             C* row = s + r * KEY_BLOCK<C>;
             const row_of at(t, w.head, w.first + r);
             if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.unit, row + runs.start[i]);
+                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.lanes, row + runs.start[i]);
             const key_range seen = q.seen_by(at.i);
             hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
         }
     }
 
     void sum_values(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, const C* p, C* sums) {
-        const V* v[VALUE_KEYS];
+        const char* v[VALUE_KEYS];
         const char* lines[VALUE_KEYS];
         for (int i = 0; i < runs.count; ++i) {
             const ptrdiff_t stop = std::min<ptrdiff_t>(runs.stop[i], j1 - j0);
@@ -244,8 +263,7 @@ template <class C, class K, class V> struct decode_rows {
                 for (ptrdiff_t r = 0; r < rows; ++r) {
                     const bool seen = s[r * KEY_BLOCK<C> + j] != LOWEST<C>;
                     for (ptrdiff_t e = 0; e < t.dim_v; ++e) {
-                        const bool finite = value[e] - value[e] == 0;
-                        if (finite) sums[r * plan.columns + e] = fused_one(p[r * KEY_BLOCK<C> + j], value[e], sums[r * plan.columns + e]);
+                        if (is_finite(value[e])) sums[r * plan.columns + e] = fused_one(p[r * KEY_BLOCK<C> + j], value[e] * (shrink ? SHRINK<C> : C(1)), sums[r * plan.columns + e]);
                         else if (seen) infinite[r * plan.columns + e] += value[e];
                     }
                 }
@@ -259,7 +277,7 @@ template <class C, class K, class V> struct decode_rows {
         C *s = part<C>(plan.s), *sums = part<C>(plan.sums), *o = part<C>(plan.o);
         score_block(runs, j0, j1, s);
         C alpha[FEW_ROWS + 16];
-        update_rows<lane_arithmetic<C>>(int(rows), runs, t.has_options() ? 1 : scale.unit, s, s, *part<row_states<C>>(plan.states), alpha);
+        update_rows<lane_arithmetic<C>>(int(rows), runs, t.has_options() ? C(1) : scale.lanes, s, s, *part<row_states<C>>(plan.states), alpha);
         std::fill(sums, sums + rows * plan.columns, C(0));
         sum_values(runs, j0, j1, s, sums);
         vec_of<C> differences{};
@@ -270,7 +288,11 @@ template <class C, class K, class V> struct decode_rows {
                 store_lanes(o + c, fused(alpha[r] - vec_of<C>{}, load_lanes(o + c), load_lanes(sums + c)));
     }
 
-    void run(const partial_rows<C>& kept) {
+    C* outputs(ptrdiff_t r) const { return part<C>(plan.o) + r * plan.columns; }
+    double& weight(ptrdiff_t r) const { return part<row_states<C>>(plan.states)->d[r]; }
+
+    // Every row's o and pair over the item's keys.
+    void attend() {
         row_states<C>& state = *part<row_states<C>>(plan.states);
         state.clear();
         C* o = part<C>(plan.o);
@@ -284,14 +306,34 @@ template <class C, class K, class V> struct decode_rows {
             const uint64_t panels = visible_panels<C>(q, w.head, w.first, w.last, j0, j1);
             if (panels) run_block(j0, j1, panels);
         }
-        const double unit = t.has_options() ? 1 : scale.unit;
-        for (ptrdiff_t r = 0; r < rows; ++r, o += plan.columns) {
-            const double m = double(state.m[r]) * unit, d = state.d[r];
+    }
+    void run(const partial_rows<C>& kept) {
+        attend();
+        std::unique_ptr<shrunk_decode<C>> again;
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            C* o = outputs(r);
+            double m = double(part<row_states<C>>(plan.states)->m[r]) * (t.has_options() ? 1 : scale.unit), d = weight(r);
+            if (overflowed(t.dim_v, o, m, d)) {
+                if (!again) again.reset(new shrunk_decode<C>(t, w));
+                settle_overflow(t.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
+            }
             if (infinite)
                 for (ptrdiff_t e = 0; e < t.dim_v; ++e) o[e] += infinite[r * plan.columns + e];
             if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);
-            else finish_row(q, row_of(t, w.head, w.first + r), o, m, d);
+            else finish_row(q, row_of(t, w.head, w.first + r), (const C*)o, o, m, d);
         }
+    }
+};
+
+// The same rows once more with values that are shrunk.
+template <class C> struct shrunk_decode {
+    std::unique_ptr<char, decltype(&std::free)> memory;
+    decode_rows<C, C, C> rows;
+    shrunk_decode(const attention_task& t, const work_item& w)
+        : memory((char*)std::aligned_alloc(64, (decode_plan::of<C>(t, w.last - w.first).total + 63) / 64 * 64), &std::free), rows(t, w, memory.get()) {
+        if (!memory) throw std::bad_alloc();
+        rows.shrink = true;
+        rows.attend();
     }
 };
 

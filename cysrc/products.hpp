@@ -6,6 +6,7 @@
 // panels of PANEL columns: [inner][PANEL]. A tile of TILE_ROWS x PANEL results stays in registers. An `arithmetic` says what a word is:
 // one lane, or a pair of bfloat16 multiplied by one instruction (x86_64_v4_bf16).
 #pragma once
+#include <algorithm>
 #include "simd.hpp"
 
 namespace {
@@ -33,6 +34,7 @@ template <class C> struct lane_arithmetic {
     using word = C;
     using vec = vec_of<C>;
     static constexpr int terms = 1;     // of the inner sum in a word
+    DS_INLINE static word scaled(word x, C factor) { return x * factor; }
     DS_INLINE static vec spread(word x) { return x - vec{}; }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return fused(a, b, c); }
 };
@@ -43,6 +45,16 @@ struct pair_arithmetic {
     using word = bf16_pair;
     using vec = vec_f32;                // the bits of 32 bfloat16
     static constexpr int terms = 2;
+    // By a power of two: exact, but for numbers below the normal ones.
+    DS_INLINE static word scaled(word x, float factor) {
+        const uint32_t parts[2] = {x.bits << 16, x.bits & 0xffff0000u};
+        float y[2];
+        uint32_t bits[2];
+        std::memcpy(y, parts, sizeof y);
+        for (float& z : y) z *= factor;
+        std::memcpy(bits, y, sizeof bits);
+        return {bits[0] >> 16 | (bits[1] & 0xffff0000u)};
+    }
     DS_INLINE static vec spread(word x) { return (vec)_mm512_set1_epi32(int(x.bits)); }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
     DS_INLINE static void store_narrowed(word* p, vec low, vec high) {
@@ -69,15 +81,22 @@ DS_INLINE void multiply(const typename A::word* a, const typename A::word* b, pt
     }
 }
 
-// One panel of scores of `rows` rows. Queries lie as [inner][TILE_ROWS].
+// One panel of scores of `rows` rows. Queries lie as [inner][TILE_ROWS]. Long sums are cut, so that their error does not grow with the head's
+// dimension.
+constexpr ptrdiff_t INNER_BLOCK = 256;
 template <class A, int rows> void score_tile(const typename A::word* q, const typename A::word* keys, ptrdiff_t inner, typename A::compute* s) {
     using C = typename A::compute;
-    typename A::vec acc[rows][PANEL_VECTORS] = {};
-    multiply<A, rows, PANEL_VECTORS, 1, TILE_ROWS>(q, keys, inner, acc);
+    for (ptrdiff_t k = 0; k < inner; k += INNER_BLOCK) {
+        typename A::vec acc[rows][PANEL_VECTORS] = {};
+        multiply<A, rows, PANEL_VECTORS, 1, TILE_ROWS>(q + k * TILE_ROWS, keys + k * PANEL<C>, std::min(INNER_BLOCK, inner - k), acc);
 #pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i)
+        for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 4
-        for (int j = 0; j < PANEL_VECTORS; ++j) store_lanes(s + i * KEY_BLOCK<C> + j * simd<C>::width, acc[i][j]);
+            for (int j = 0; j < PANEL_VECTORS; ++j) {
+                C* at = s + i * KEY_BLOCK<C> + j * simd<C>::width;
+                store_lanes(at, k == 0 ? acc[i][j] : load_lanes(at) + acc[i][j]);
+            }
+    }
 }
 
 // Panels of values: probabilities lie as [TILE_ROWS][KEY_BLOCK]. The block is summed by itself and then joins o: the error of a sum
@@ -165,9 +184,20 @@ template <class A, class S> struct row_reader {
     static constexpr int per_vector = simd<S>::width;
     DS_INLINE static typename A::vec read(const S* p) { return load(p).v; }
     DS_INLINE static typename A::vec read(const S* p, ptrdiff_t n) {
+#if DS_BYTES == 64
+        if constexpr (std::is_same<S, float>::value) return (vec_f32)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+        else if constexpr (std::is_same<S, double>::value) return (vec_f64)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+        else {
+            const uvec_16 h = (uvec_16)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p);
+            if constexpr (std::is_same<S, f16>::value) return widen_f16(h);
+            else return widen_bf16(h);
+        }
+#else
         S buffer[per_vector] = {};
-        std::memcpy((void*)buffer, p, size_t(n) * sizeof(S));
+        // element by element: a copy of unknown length costs a call
+        for (ptrdiff_t i = 0; i < n; ++i) std::memcpy((void*)&buffer[i], (const char*)p + i * ptrdiff_t(sizeof(S)), sizeof(S));
         return load(buffer).v;
+#endif
     }
 };
 #if defined(__AVX512BF16__)
@@ -179,7 +209,7 @@ template <> struct row_reader<pair_arithmetic, bf16> {
 #endif
 
 // Rows of `dim` elements to columns: dst[e * step + i] = rows[i][e] in words, for i < width. The lanes past `count` repeat the last row.
-template <class A, class S> void pack_transposed(const S* const* rows, int count, ptrdiff_t dim, typename A::word* dst, ptrdiff_t step) {
+template <class A, class S> void pack_transposed(const char* const* rows, int count, ptrdiff_t dim, typename A::word* dst, ptrdiff_t step) {
     using vec = typename A::vec;
     using reader = row_reader<A, S>;
     constexpr int width = sizeof(vec) / sizeof(typename A::word);
@@ -187,12 +217,27 @@ template <class A, class S> void pack_transposed(const S* const* rows, int count
         const ptrdiff_t n = dim - e < reader::per_vector ? dim - e : reader::per_vector;
         vec block[width];
         for (int i = 0; i < width; ++i) {
-            const S* p = rows[i < count ? i : count - 1] + e;
+            const S* p = (const S*)rows[i < count ? i : count - 1] + e;
             block[i] = n == reader::per_vector ? reader::read(p) : reader::read(p, n);
         }
         transpose(block);
         const ptrdiff_t words = (n + A::terms - 1) / A::terms;
         for (ptrdiff_t i = 0; i < words; ++i, dst += step) std::memcpy((void*)dst, &block[i], sizeof(vec));
+    }
+}
+
+// The other way round: dst[i * dim + e] = element i of the run at p + e * stride, for i < width.
+template <class C, class S> void gather_transposed(const char* p, ptrdiff_t stride, ptrdiff_t dim, C* dst) {
+    constexpr int width = simd<C>::width;
+    for (ptrdiff_t e = 0; e < dim; e += width) {
+        const ptrdiff_t n = std::min<ptrdiff_t>(width, dim - e);
+        vec_of<C> block[width] = {};
+        for (ptrdiff_t i = 0; i < n; ++i) block[i] = load_lanes((const S*)(p + (e + i) * stride));
+        transpose(block);
+        for (int i = 0; i < width; ++i) {
+            if (n == width) store_lanes(dst + i * dim + e, block[i]);
+            else store_partial<C>(dst + i * dim + e, block[i], n);
+        }
     }
 }
 

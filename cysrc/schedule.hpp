@@ -12,7 +12,9 @@
 
 namespace {
 
-constexpr ptrdiff_t FEW_ROWS_RUN = 1024, SOME_ROWS = 96, SOME_ROWS_RUN = 4096;
+constexpr ptrdiff_t FEW_ROWS_RUN = 1024, MANY_ROWS_RUN = 4096;
+constexpr ptrdiff_t SOME_ROWS = 96;             // whose partial results may be kept
+constexpr ptrdiff_t FEW_PAIRS = 4;              // from more rows on packing pays, where pairs halve the arithmetic
 constexpr double MIN_PARALLEL_WORK = 3e5;       // multiply-adds below which threads cost more than they bring
 
 // Rows whose keys were split: `runs` partial results of each, one run's rows after the other's.
@@ -27,62 +29,55 @@ struct attention_schedule {
     double work = 0;
 };
 
-inline ptrdiff_t run_length(ptrdiff_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_RUN : rows <= SOME_ROWS ? SOME_ROWS_RUN : PTRDIFF_MAX; }
+// Keys of a run, at multiples of it.
+inline ptrdiff_t run_length(ptrdiff_t rows) { return rows <= FEW_ROWS ? FEW_ROWS_RUN : MANY_ROWS_RUN; }
 
-// The pieces of rows first <= r < last of one head of keys.
-inline void add_rows(attention_schedule& plan, const sequence& q, ptrdiff_t head, ptrdiff_t rows, ptrdiff_t first, ptrdiff_t last) {
+// The pieces of rows first <= r < last of one head of keys. `split`: the runs of their keys go to different threads.
+inline void add_rows(attention_schedule& plan, const sequence& q, ptrdiff_t head, ptrdiff_t run, ptrdiff_t first, ptrdiff_t last, bool split) {
     const key_range seen = q.seen_by_rows(first, last);
-    const ptrdiff_t run = run_length(rows), lo = std::min(seen.lo, q.keys), hi = std::max(lo, seen.hi);
-    const ptrdiff_t begin = lo / run, runs = hi > lo ? (hi - 1) / run - begin + 1 : 1;
-    const double each = double(last - first) * double(q.t->dim + q.t->dim_v);
-    // A causal piece sees about half of its own diagonal block; what matters is the order of the pieces.
+    const ptrdiff_t lo = std::min(seen.lo, q.keys), hi = std::max(lo, seen.hi);
+    const ptrdiff_t begin = lo / run, runs = hi > lo ? (hi - 1) / run - begin + 1 : 1, rows = last - first;
+    const double each = double(rows) * double(q.t->dim + q.t->dim_v);
+    plan.work += each * double(hi - lo);
+    if (!split || runs == 1) {
+        plan.items.push_back({q.index, head, first, last, lo, hi, run, each * double(hi - lo), -1});
+        return;
+    }
     for (ptrdiff_t i = 0; i < runs; ++i) {
-        const ptrdiff_t from = runs == 1 ? lo : std::max(lo, (begin + i) * run), to = runs == 1 ? hi : std::min(hi, (begin + i + 1) * run);
-        plan.items.push_back({q.index, head, first, last, from, to, each * double(to - from), runs > 1 ? plan.slots + i * (last - first) : -1});
-        plan.work += each * double(to - from);
+        const ptrdiff_t from = std::max(lo, (begin + i) * run), to = std::min(hi, (begin + i + 1) * run);
+        plan.items.push_back({q.index, head, first, last, from, to, run, each * double(to - from), plan.slots + i * rows});
     }
-    if (runs > 1) {
-        plan.merges.push_back({q.index, head, first, last, plan.slots, runs});
-        plan.slots += runs * (last - first);
-    }
+    plan.merges.push_back({q.index, head, first, last, plan.slots, runs});
+    plan.slots += runs * rows;
 }
 
 // `most` rows fit a piece of many rows. Enough pieces for every thread to have some, of equal size.
+inline ptrdiff_t pieces_of_rows(const attention_task& t, ptrdiff_t rows, ptrdiff_t most, int threads) {
+    if (rows <= FEW_ROWS) return 1;
+    ptrdiff_t pieces = (rows + most - 1) / most;
+    const ptrdiff_t others = t.sequences * t.heads_k, finest = std::max(pieces, rows / (8 * TILE_ROWS));
+    while (pieces < finest && others * pieces < 4 * threads && others * pieces % threads) ++pieces;
+    return pieces;
+}
 inline attention_schedule schedule_attention(const attention_task& t, ptrdiff_t most, int threads) {
     attention_schedule plan;
+    ptrdiff_t total = 0;
+    for (ptrdiff_t s = 0; s < t.sequences && total < 4 * threads; ++s)
+        total += t.heads_k * pieces_of_rows(t, sequence(t, s).queries * t.group, most, threads);
     for (ptrdiff_t s = 0; s < t.sequences; ++s) {
         const sequence q(t, s);
         const ptrdiff_t rows = q.queries * t.group;
         if (rows == 0) continue;
-        ptrdiff_t pieces = 1;
-        if (rows > FEW_ROWS) {
-            pieces = (rows + most - 1) / most;
-            const ptrdiff_t others = t.sequences * t.heads_k, finest = std::max(pieces, rows / (8 * TILE_ROWS));
-            while (pieces < finest && others * pieces < 4 * threads && others * pieces % threads) ++pieces;
-        }
+        const ptrdiff_t pieces = pieces_of_rows(t, rows, most, threads);
         const ptrdiff_t each = rows <= FEW_ROWS ? rows : ((rows + pieces - 1) / pieces + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        const bool split = threads > 1 && rows <= SOME_ROWS && total < 4 * threads;
         for (ptrdiff_t head = 0; head < t.heads_k; ++head)
-            for (ptrdiff_t first = 0; first < rows; first += each) add_rows(plan, q, head, rows, first, std::min(rows, first + each));
+            for (ptrdiff_t first = 0; first < rows; first += each)
+                add_rows(plan, q, head, run_length(rows), first, std::min(rows, first + each), split);
     }
     // the longest first, so that the last ones to run are short
     std::stable_sort(plan.items.begin(), plan.items.end(), [](const work_item& a, const work_item& b) { return a.cost > b.cost; });
     return plan;
-}
-
-inline bool is_decode(const attention_task& t, const work_item& w) {
-    const ptrdiff_t queries = t.q_starts ? ptrdiff_t(t.q_starts[w.sequence + 1] - t.q_starts[w.sequence]) : t.queries;
-    return queries * t.group <= FEW_ROWS;
-}
-
-template <class C, class K, class V> void run_decode(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
-    char* memory = (char*)work_memory(decode_plan::of<C>(t, w.last - w.first).total);
-    if (!memory) { t.failed = 1; return; }
-    decode_rows<C, K, V>(t, w, memory).run(kept);
-}
-template <class A> void run_tiled(const attention_task& t, const work_item& w, const partial_rows<typename A::compute>& kept) {
-    char* memory = (char*)work_memory(tile_plan<A>(t, w.last - w.first).total);
-    if (!memory) { t.failed = 1; return; }
-    tiled_rows<A>(t, w, memory).run(kept);
 }
 
 // Whether both products can be taken of pairs of bfloat16 where they lie.
@@ -97,15 +92,25 @@ template <class C> bool takes_pairs(const attention_task& t) {
 #endif
 }
 
-template <class C> void run_item(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
-    if (t.failed) return;
-    if (!is_decode(t, w)) {
+template <class C, class K, class V> void run_decode(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
+    char* memory = (char*)work_memory(decode_plan::of<C>(t, w.last - w.first).total);
+    if (!memory) throw std::bad_alloc();
+    decode_rows<C, K, V>(t, w, memory).run(kept);
+}
+template <class A> void run_tiled(const attention_task& t, const work_item& w, const partial_rows<typename A::compute>& kept) {
+    char* memory = (char*)work_memory(tile_plan<A>(t, w.last - w.first).total);
+    if (!memory) throw std::bad_alloc();
+    tiled_rows<A>(t, w, memory).run(kept);
+}
+
+// One run of keys, by the kernel that suits the number of rows.
+template <class C> void run_keys(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
+    const ptrdiff_t queries = t.q_starts ? ptrdiff_t(t.q_starts[w.sequence + 1] - t.q_starts[w.sequence]) : t.queries, rows = queries * t.group;
 #if defined(__AVX512BF16__)
-        if constexpr (std::is_same<C, float>::value)
-            if (takes_pairs<C>(t)) return run_tiled<pair_arithmetic>(t, w, kept);
+    if constexpr (std::is_same<C, float>::value)
+        if (rows > FEW_PAIRS && takes_pairs<C>(t)) return run_tiled<pair_arithmetic>(t, w, kept);
 #endif
-        return run_tiled<lane_arithmetic<C>>(t, w, kept);
-    }
+    if (rows > FEW_ROWS) return run_tiled<lane_arithmetic<C>>(t, w, kept);
     if constexpr (std::is_same<C, float>::value) {
         if (t.direct<bf16>(AT_K, CODE_BF16) && t.direct<bf16>(AT_V, CODE_BF16)) return run_decode<C, bf16, bf16>(t, w, kept);
         if (t.direct<f16>(AT_K, CODE_F16) && t.direct<f16>(AT_V, CODE_F16)) return run_decode<C, f16, f16>(t, w, kept);
@@ -113,32 +118,77 @@ template <class C> void run_item(const attention_task& t, const work_item& w, co
     run_decode<C, C, C>(t, w, kept);
 }
 
-template <class C> void merge_runs(const attention_task& t, const merge_item& w, const partial_rows<C>& kept) {
-    const sequence q(t, w.sequence);
+// Several runs in order, merged as they come.
+template <class C> void run_in_order(const attention_task& t, const work_item& w, ptrdiff_t columns) {
+    using W = typename wider<C>::type;
     const ptrdiff_t rows = w.last - w.first;
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        const ptrdiff_t first = w.slot + r;
-        C* o = kept.o + first * kept.columns;
-        for (ptrdiff_t i = 1; i < w.runs; ++i) {
-            const ptrdiff_t slot = first + i * rows;
-            merge_row(t.dim_v, o, kept.m[first], kept.d[first], kept.o + slot * kept.columns, kept.m[slot], kept.d[slot]);
-        }
-        finish_row(q, row_of(t, w.head, w.first + r), o, kept.m[first], kept.d[first]);
+    std::unique_ptr<C[]> o(new C[size_t(rows * columns)]);
+    std::unique_ptr<W[]> sums(new W[size_t(rows * columns)]);
+    std::vector<double> m(static_cast<size_t>(rows)), d(static_cast<size_t>(rows));
+    std::vector<merged_row<C>> merged(static_cast<size_t>(rows));
+    for (ptrdiff_t r = 0; r < rows; ++r) merged[size_t(r)].clear(sums.get() + r * columns);
+    const partial_rows<C> kept{o.get(), m.data(), d.data(), columns};
+    for (ptrdiff_t from = w.lo; from < w.hi; from = (from / w.run + 1) * w.run) {
+        work_item one = w;
+        one.lo = from;
+        one.hi = std::min(w.hi, (from / w.run + 1) * w.run);
+        one.slot = 0;
+        run_keys<C>(t, one, kept);
+        for (ptrdiff_t r = 0; r < rows; ++r) merged[size_t(r)].add(t.dim_v, o.get() + r * columns, m[size_t(r)], d[size_t(r)]);
     }
+    const sequence q(t, w.sequence);
+    for (ptrdiff_t r = 0; r < rows; ++r) merged[size_t(r)].finish(q, row_of(t, w.head, w.first + r), o.get() + r * columns);
+}
+
+// An exception must not leave a thread: it is what the call reports.
+template <class work> void guarded(const attention_task& t, work run) {
+    if (t.failed) return;
+    try {
+        run();
+    } catch (const std::bad_alloc&) {
+        t.failed = 1;
+    }
+}
+template <class C> void run_item(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
+    guarded(t, [&] {
+        if (w.slot < 0 && w.hi > w.lo && (w.hi - 1) / w.run > w.lo / w.run) run_in_order<C>(t, w, kept.columns);
+        else run_keys<C>(t, w, kept);
+    });
+}
+template <class C> void merge_runs(const attention_task& t, const merge_item& w, const partial_rows<C>& kept) {
+    guarded(t, [&] {
+        using W = typename wider<C>::type;
+        std::unique_ptr<W[]> sums(new W[size_t(kept.columns)]);
+        const sequence q(t, w.sequence);
+        const ptrdiff_t rows = w.last - w.first;
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            merged_row<C> row;
+            row.clear(sums.get());
+            for (ptrdiff_t i = 0; i < w.runs; ++i) {
+                const ptrdiff_t slot = w.slot + i * rows + r;
+                row.add(t.dim_v, kept.o + slot * kept.columns, kept.m[slot], kept.d[slot]);
+            }
+            row.finish(q, row_of(t, w.head, w.first + r), kept.o + (w.slot + r) * kept.columns);
+        }
+    });
+}
+
+// Rows of a piece of many rows, at most.
+template <class C> ptrdiff_t rows_of_piece(const attention_task& t) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same<C, float>::value)
+        if (takes_pairs<C>(t)) return tile_plan<pair_arithmetic>(t, ROWS_MOST).rows;
+#endif
+    return tile_plan<lane_arithmetic<C>>(t, ROWS_MOST).rows;
 }
 
 // The whole call. Returns whether there was memory for it.
 template <class C> bool run_attention(const attention_task& t, int threads) {
+    constexpr ptrdiff_t most_dim = ptrdiff_t(1) << 40;         // beyond it sizes in bytes would overflow
+    if (t.dim > most_dim || t.dim_v > most_dim) return false;
     try {
-        const ptrdiff_t most = takes_pairs<C>(t) ?
-#if defined(__AVX512BF16__)
-            tile_plan<pair_arithmetic>(t, ROWS_MOST).rows
-#else
-            0
-#endif
-            : tile_plan<lane_arithmetic<C>>(t, ROWS_MOST).rows;
-        const attention_schedule plan = schedule_attention(t, most, threads);
-        if (plan.work < MIN_PARALLEL_WORK) threads = 1;
+        const attention_schedule plan = schedule_attention(t, rows_of_piece<C>(t), threads);
+        const ptrdiff_t items = ptrdiff_t(plan.items.size()), merges = ptrdiff_t(plan.merges.size());
         partial_rows<C> kept;
         kept.columns = (t.dim_v + simd<C>::width - 1) / simd<C>::width * simd<C>::width;
         std::unique_ptr<C[]> outputs(plan.slots ? new C[size_t(plan.slots * kept.columns)] : nullptr);
@@ -146,10 +196,10 @@ template <class C> bool run_attention(const attention_task& t, int threads) {
         kept.o = outputs.get();
         kept.m = pairs.get();
         kept.d = pairs ? pairs.get() + plan.slots : nullptr;
-        const ptrdiff_t items = ptrdiff_t(plan.items.size()), merges = ptrdiff_t(plan.merges.size());
-        if (threads == 1 || items == 1) {
+        threads = plan.work < MIN_PARALLEL_WORK ? 1 : int(std::min<ptrdiff_t>(threads, items));
+        if (threads <= 1) {
             for (ptrdiff_t i = 0; i < items; ++i) run_item<C>(t, plan.items[i], kept);
-            for (ptrdiff_t i = 0; i < merges && !t.failed; ++i) merge_runs<C>(t, plan.merges[i], kept);
+            for (ptrdiff_t i = 0; i < merges; ++i) merge_runs<C>(t, plan.merges[i], kept);
             return !t.failed;
         }
 #pragma omp parallel num_threads(threads)
@@ -157,8 +207,7 @@ template <class C> bool run_attention(const attention_task& t, int threads) {
 #pragma omp for schedule(dynamic, 1)
             for (ptrdiff_t i = 0; i < items; ++i) run_item<C>(t, plan.items[i], kept);
 #pragma omp for schedule(static)
-            for (ptrdiff_t i = 0; i < merges; ++i)
-                if (!t.failed) merge_runs<C>(t, plan.merges[i], kept);
+            for (ptrdiff_t i = 0; i < merges; ++i) merge_runs<C>(t, plan.merges[i], kept);
         }
         return !t.failed;
     } catch (const std::bad_alloc&) {

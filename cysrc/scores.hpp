@@ -39,15 +39,17 @@ template <class C> void gather_bias(int code, const char* p, ptrdiff_t stride, p
 }
 
 // All that changes the scores s[0 .. n) of keys from j on of one row, the hiding of keys included; they become natural units.
-template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, double unit, C* s) {
+template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s) {
     const attention_task& t = *q.t;
     using V = vec_of<C>;
     constexpr int width = simd<C>::width;
     const ptrdiff_t known = std::min(n, q.keys - j);            // bias and masks end where the keys do
     if (unit != 1)
-        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * C(unit));
+        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * unit);
     if (t.softcap != 0) {
-        const C cap = C(t.softcap);
+        // within what the quotient and the product can be
+        constexpr double most = sizeof(C) == 4 ? 0x1p100 : 0x1p1000;
+        const C cap = C(std::min(most, std::max(1 / most, t.softcap)));
         for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
     }
     if (t.base[AT_BIAS]) {
@@ -62,12 +64,16 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
         }
     }
     if (t.slopes) {
-        const C slope = C(t.slopes[q.index * t.heads_q() + at.h]);
+        const double slope = t.slopes[q.index * t.heads_q() + at.h];
+        constexpr C most = std::numeric_limits<C>::max();
+        const bool finite = is_finite(slope);
         const ptrdiff_t position = at.i + q.offset;
         for (ptrdiff_t k = 0; k < n; ++k) {
             const ptrdiff_t distance = position - (j + k);
-            const C y = s[k] - slope * C(distance < 0 ? -distance : distance);
-            s[k] = s[k] > LOWEST<C> && y < -std::numeric_limits<C>::max() ? -std::numeric_limits<C>::max() : y;
+            const double penalty = slope * double(distance < 0 ? -distance : distance);
+            const C y = s[k] - C(finite ? std::min(double(most), std::max(-double(most), penalty)) : penalty);
+            // as with biases: finite numbers do not hide, and what is unseen stays so
+            s[k] = s[k] == LOWEST<C> ? s[k] : finite && s[k] > LOWEST<C> && y < -most ? -most : y;
         }
     }
     if (t.base[AT_MASK]) fill_hidden(s, q.at(AT_MASK, at.h, at.i) + j * t.item[AT_MASK], t.item[AT_MASK], known, LOWEST<C>);
@@ -132,10 +138,10 @@ template <class A, int count, class C> DS_INLINE void exponentials(const C* s, t
 // The softmax step of the online algorithm for a tile: p = exp(s - m), m and d move on, and alpha is what the outputs so far are multiplied
 // by. p may be s. The order of every sum depends on the places of the keys alone.
 template <class A, class C = typename A::compute>
-void update_rows(int rows, const key_runs& runs, double unit, const C* s, typename A::word* p, row_states<C>& state, C* alpha) {
+void update_rows(int rows, const key_runs& runs, C unit, const C* s, typename A::word* p, row_states<C>& state, C* alpha) {
     constexpr int width = simd<C>::width;
     using V = vec_of<C>;
-    const V factor = V{} + C(unit * 1.4426950408889634), lowest = V{} + LOWEST_EXP2<C> / factor[0];
+    const V factor = V{} + C(double(unit) * 1.4426950408889634), lowest = V{} + LOWEST_EXP2<C> / factor[0];
     for (int r0 = 0; r0 < rows; r0 += width) {
         const int count = std::min(rows - r0, width);
         const C* tile = s + r0 * KEY_BLOCK<C>;

@@ -3,6 +3,8 @@
 // Rows go in tiles of TILE_ROWS, keys in blocks of at most KEY_BLOCK at fixed places (multiples from key 0), so a row's bits depend on
 // neither the rows beside it nor the number of threads. T. Dao, FlashAttention-2, 2023 (arXiv 2307.08691).
 #pragma once
+#include <memory>
+#include <new>
 #include "scores.hpp"
 
 namespace {
@@ -48,20 +50,22 @@ template <class A, class address> void pack_rows(
     const char* rows[width];
     for (int i = 0; i < count; ++i) rows[i] = at(i);
     if constexpr (A::terms > 1) {
-        pack_transposed<A, bf16>((const bf16* const*)rows, count, dim, dst, step);
+        pack_transposed<A, bf16>(rows, count, dim, dst, step);
     } else {
-        if (t.direct<C>(op, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) return pack_transposed<A, C>((const C* const*)rows, count, dim, dst, step);
+        if (t.direct<C>(op, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) return pack_transposed<A, C>(rows, count, dim, dst, step);
         if constexpr (std::is_same<C, float>::value) {
-            if (t.direct<f16>(op, CODE_F16)) return pack_transposed<A, f16>((const f16* const*)rows, count, dim, dst, step);
-            if (t.direct<bf16>(op, CODE_BF16)) return pack_transposed<A, bf16>((const bf16* const*)rows, count, dim, dst, step);
+            if (t.direct<f16>(op, CODE_F16)) return pack_transposed<A, f16>(rows, count, dim, dst, step);
+            if (t.direct<bf16>(op, CODE_BF16)) return pack_transposed<A, bf16>(rows, count, dim, dst, step);
         }
         for (int i = 0; i < count; ++i) {
             gather_for<C>(t.code[op])(rows[i], t.item[op], dim, gathered + i * dim);
             rows[i] = (const char*)(gathered + i * dim);
         }
-        pack_transposed<A, C>((const C* const*)rows, count, dim, dst, step);
+        pack_transposed<A, C>(rows, count, dim, dst, step);
     }
 }
+
+template <class C> struct shrunk_rows;
 
 template <class A> struct tiled_rows {
     using C = typename A::compute;
@@ -73,7 +77,8 @@ template <class A> struct tiled_rows {
     const tile_plan<A> plan;
     const sequence q;
     char* memory;
-    const score_scale<A> scale;
+    const score_scale<C> scale;
+    bool shrink = false;                    // values by SHRINK, so that their sums cannot overflow
     C* infinite = nullptr;                  // what values that are not finite add to each row's output; made when the first is met
     ptrdiff_t not_finite[KEY_BLOCK<C>];     // keys of the block with such values
     int not_finite_count = 0;
@@ -105,10 +110,7 @@ template <class A> struct tiled_rows {
         if (scale.fold == 1) return;
         word* p = part<word>(plan.q);
         const ptrdiff_t n = tiles() * plan.inner * TILE_ROWS;
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            if constexpr (A::terms > 1) p[i].bits ^= 0x80008000u;      // -1
-            else p[i] *= scale.fold;
-        }
+        for (ptrdiff_t i = 0; i < n; ++i) p[i] = A::scaled(p[i], scale.fold);
     }
 
     void pack_block(ptrdiff_t j0, uint64_t panels) {
@@ -138,7 +140,8 @@ template <class A> struct tiled_rows {
             const char* next = j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
             finite = value_packer<A, bf16>::pack((const bf16*)row, (const bf16*)next, plan.dim_v, inner, plan.columns, dst);
         } else {
-            if (t.direct<C>(AT_V, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) finite = value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+            if (shrink) finite = pack_shrunk(row, inner, dst);
+            else if (t.direct<C>(AT_V, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) finite = value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
             else if (std::is_same<C, float>::value && t.direct<f16>(AT_V, CODE_F16)) finite = pack_half<f16>(row, inner, dst);
             else if (std::is_same<C, float>::value && t.direct<bf16>(AT_V, CODE_BF16)) finite = pack_half<bf16>(row, inner, dst);
             else {
@@ -149,6 +152,13 @@ template <class A> struct tiled_rows {
         }
         if (!finite)
             for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
+    }
+    bool pack_shrunk(const char* row, ptrdiff_t inner, word* dst) {
+        C* gathered = part<C>(plan.gathered);
+        gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
+        for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
+        if constexpr (A::terms == 1) return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
+        return true;
     }
     template <class S> bool pack_half(const char* row, ptrdiff_t inner, word* dst) {
         if constexpr (std::is_same<C, float>::value && A::terms == 1)
@@ -185,19 +195,26 @@ template <class A> struct tiled_rows {
             C* row = s + r * KEY_BLOCK<C>;
             const row_of at(t, w.head, first + r);
             if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.unit, row + runs.start[i]);
+                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.lanes, row + runs.start[i]);
             const key_range seen = q.seen_by(at.i);
             hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
         }
         if (not_finite_count) add_not_finite(tile, j0, panels, s);
         C alpha[TILE_ROWS + 16];
         word* p = A::terms == 1 ? (word*)s : part<word>(plan.p);
-        update_rows<A>(int(rows), runs, t.has_options() ? 1 : scale.unit, s, p, state, alpha);
+        update_rows<A>(int(rows), runs, t.has_options() ? C(1) : scale.lanes, s, p, state, alpha);
         std::fill(alpha + rows, alpha + TILE_ROWS, C(1));
         value_product<A>(int(rows), p, part<word>(plan.v), runs, alpha, o, plan.columns);
     }
 
-    void run(const partial_rows<C>& kept) {
+    C* outputs(ptrdiff_t r) const { return part<C>(plan.o) + r * plan.columns; }
+    double largest(ptrdiff_t r) const {
+        return double(part<row_states<C>>(plan.states)[r / TILE_ROWS].m[r % TILE_ROWS]) * (t.has_options() ? 1 : scale.unit);
+    }
+    double& weight(ptrdiff_t r) const { return part<row_states<C>>(plan.states)[r / TILE_ROWS].d[r % TILE_ROWS]; }
+
+    // Every row's o and pair over the item's keys.
+    void attend() {
         for (int tile = 0; tile < tiles(); ++tile) part<row_states<C>>(plan.states)[tile].clear();
         std::memset(part<C>(plan.o), 0, size_t(tiles() * TILE_ROWS * plan.columns) * sizeof(C));
         std::memset(part<C>(plan.s), 0, TILE_ROWS * KEY_BLOCK<C> * sizeof(C));
@@ -214,19 +231,35 @@ template <class A> struct tiled_rows {
             for (int tile = 0; tile < tiles(); ++tile)
                 if (panels[tile]) run_tile(tile, j0, j1, panels[tile]);
         }
-        finish(kept);
     }
-    void finish(const partial_rows<C>& kept) {
-        const double unit = t.has_options() ? 1 : scale.unit;
-        for (ptrdiff_t r = 0; r < w.last - w.first; ++r) {
-            const row_states<C>& state = part<row_states<C>>(plan.states)[r / TILE_ROWS];
-            C* o = part<C>(plan.o) + r * plan.columns;
-            const double m = double(state.m[r % TILE_ROWS]) * unit, d = state.d[r % TILE_ROWS];
+    void run(const partial_rows<C>& kept) {
+        attend();
+        const ptrdiff_t rows = w.last - w.first;
+        std::unique_ptr<shrunk_rows<C>> again;
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            C* o = outputs(r);
+            double m = largest(r), d = weight(r);
+            if (overflowed(plan.dim_v, o, m, d)) {
+                if (!again) again.reset(new shrunk_rows<C>(t, w));
+                settle_overflow(plan.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
+            }
             if (infinite)
                 for (ptrdiff_t e = 0; e < plan.dim_v; ++e) o[e] += infinite[r * plan.dim_v + e];
             if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);
-            else finish_row(q, row_of(t, w.head, w.first + r), o, m, d);
+            else finish_row(q, row_of(t, w.head, w.first + r), (const C*)o, o, m, d);
         }
+    }
+};
+
+// The same rows once more with values that are shrunk.
+template <class C> struct shrunk_rows {
+    std::unique_ptr<char, decltype(&std::free)> memory;
+    tiled_rows<lane_arithmetic<C>> rows;
+    shrunk_rows(const attention_task& t, const work_item& w)
+        : memory((char*)std::aligned_alloc(64, (tile_plan<lane_arithmetic<C>>(t, w.last - w.first).total + 63) / 64 * 64), &std::free), rows(t, w, memory.get()) {
+        if (!memory) throw std::bad_alloc();
+        rows.shrink = true;
+        rows.attend();
     }
 };
 

@@ -107,22 +107,22 @@ template <class C> void check_hide_outside() {
     }
 }
 
-template <class A> void check_score_scale() {
-    using C = typename A::compute;
-    const title name("score_scale,", arithmetic_name<A>());
+template <class C> void check_score_scale() {
+    const title name("score_scale,", dtype_name<C>());
     group g(name.text);
-    for (double scale : {1.0, -1.0, 0.125, -4.0, 0.1, -0.3, 3.0, 1 / std::sqrt(80.0), 0x1.8p-20, 0x1.8p19, -1e-19, 1e19}) {
-        const score_scale<A> made(scale);
-        const bool moderate = std::fabs(scale) > 0x1p-20 && std::fabs(scale) < 0x1p20;
-        int exponent;
-        g.that(std::fabs(double(made.fold) * made.unit - scale) <= std::fabs(scale) * (moderate ? 0 : 0x1p-24), "%g = %g times %g", scale, double(made.fold), made.unit);
-        if (moderate || A::terms > 1) g.that(std::fabs(std::frexp(double(made.fold), &exponent)) == 0.5, "%g: queries times %g are rounded", scale, double(made.fold));
-        g.that(made.unit > 0, "%g: scores in units of %g", scale, made.unit);
+    int exponent;
+    for (double scale : {1.0, -1.0, 0.125, -4.0, 0.1, -0.3, 3.0, 1 / std::sqrt(80.0), 0x1.8p-20, 0x1.8p19, -1e-19, 1e19, 1e39, -1e-46, 1e300, 1e-300, 5e-324}) {
+        const score_scale<C> made(scale);
+        g.that(double(made.fold) * made.unit == scale, "%g = %g times %g", scale, double(made.fold), made.unit);
+        g.that(std::fabs(std::frexp(double(made.fold), &exponent)) == 0.5, "%g: queries times %g are rounded", scale, double(made.fold));
+        g.that(made.unit > 0 && made.lanes > 0 && is_finite(made.lanes), "%g: scores in units of %g, %g", scale, made.unit, double(made.lanes));
+        if (std::fabs(scale) > 1e-25 && std::fabs(scale) < 1e25)
+            g.that(made.unit > 0.5 && made.unit <= 1 && made.lanes == C(made.unit), "%g: scores in units of %g", scale, made.unit);
     }
-    if (A::terms > 1) return;            // these two are never taken in pairs
-    const score_scale<A> zero(0), tiny(1e-60);
+    const score_scale<C> zero(0), infinite(-INF), nan(NAN);
     g.that(zero.fold == 0 && zero.unit == 1, "0 = %g times %g", double(zero.fold), zero.unit);
-    g.that(tiny.fold == C(1e-60) && tiny.unit == 1, "1e-60 = %g times %g", double(tiny.fold), tiny.unit);
+    g.that(infinite.fold == -1 && infinite.unit == INF && infinite.lanes == C(INF), "-inf = %g times %g", double(infinite.fold), infinite.unit);
+    g.that(nan.fold != nan.fold, "NaN = %g times %g", double(nan.fold), nan.unit);
 }
 
 // One sequence, one head, whose bias and mask end with the keys, at the edge of memory.
@@ -183,8 +183,8 @@ template <class C> struct kept_row {
     double m, d;
     std::vector<C> o;
 };
-template <class C> void check_merge_row() {
-    const title name("merge_row: edge rules", dtype_name<C>());
+template <class C> void check_merged_row() {
+    const title name("merged_row: edge rules", dtype_name<C>());
     group g(name.text);
     const C inf = C(INF), nan = C(NAN), junk = C(7);
     struct { const char* what; kept_row<C> a, b, want; } table[] = {
@@ -211,10 +211,13 @@ template <class C> void check_merge_row() {
     };
     const auto close = [](double got, double want) { return got == want || (got != got && want != want) || std::fabs(got - want) <= 1e-6 * std::fabs(want); };
     for (auto& c : table) {
-        kept_row<C> a = c.a;
-        merge_row<C>(2, a.o.data(), a.m, a.d, c.b.o.data(), c.b.m, c.b.d);
-        g.that(close(a.m, c.want.m) && close(a.d, c.want.d), "%s: (%g, %g)", c.what, a.m, a.d);
-        for (size_t e = 0; e < c.want.o.size(); ++e) g.that(close(double(a.o[e]), double(c.want.o[e])), "%s: o[%zu] = %g", c.what, e, double(a.o[e]));
+        typename wider<C>::type sums[2] = {};
+        merged_row<C> row;
+        row.clear(sums);
+        row.add(2, c.a.o.data(), c.a.m, c.a.d);
+        row.add(2, c.b.o.data(), c.b.m, c.b.d);
+        g.that(close(row.m, c.want.m) && close(row.d, c.want.d), "%s: (%g, %g)", c.what, row.m, row.d);
+        for (size_t e = 0; e < c.want.o.size(); ++e) g.that(close(double(sums[e]), double(c.want.o[e])), "%s: o[%zu] = %g", c.what, e, double(sums[e]));
     }
 }
 
@@ -240,7 +243,7 @@ template <class C> void check_finish_row() {
         double pair[2] = {m, d};
         if (state) t.base[AT_M] = (char*)&pair[0], t.base[AT_D] = (char*)&pair[1];
         else t.base[AT_LSE] = (char*)&lse;
-        finish_row<C>(sequence(t, 0), row_of(t, 0, 0), o, pair[0], pair[1]);
+        finish_row(sequence(t, 0), row_of(t, 0, 0), (const C*)o, o, pair[0], pair[1]);
         m = pair[0], d = pair[1];
         return double(lse);
     };

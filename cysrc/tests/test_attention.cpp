@@ -8,10 +8,10 @@ namespace {
 
 template <class C> void check_rows(long share) {
     check_update<lane_arithmetic<C>>(share);
-    check_score_scale<lane_arithmetic<C>>();
+    check_score_scale<C>();
     check_hide_outside<C>();
     check_bias<C>();
-    check_merge_row<C>();
+    check_merged_row<C>();
     check_finish_row<C>();
     check_runs<C>();
 }
@@ -43,7 +43,6 @@ int main(int argc, char** argv) {
     check_calls<float>(share);
     check_calls<double>(share);
 #if defined(__AVX512BF16__)
-    check_score_scale<pair_arithmetic>();
     check_update<pair_arithmetic>(share);
     check_products<pair_arithmetic>();
     check_packing<pair_arithmetic, bf16>();

@@ -161,10 +161,10 @@ template <class A, class S> void check_transposed_packing() {
         for (ptrdiff_t dim : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 47, 67})
             for (ptrdiff_t step : {ptrdiff_t(PANEL<C>), ptrdiff_t(TILE_ROWS)}) {
                 std::vector<exact_array<S>> rows;
-                std::vector<const S*> starts;
+                std::vector<const char*> starts;
                 for (int i = 0; i < count; ++i) {
                     rows.push_back(odd_elements<S>(dim, random));
-                    starts.push_back(rows.back().data());
+                    starts.push_back((const char*)rows.back().data());
                 }
                 const ptrdiff_t words = (dim + A::terms - 1) / A::terms;
                 const exact_array<word> dst((words - 1) * step + width);
