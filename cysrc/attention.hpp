@@ -103,8 +103,8 @@ struct row_of {
     row_of(const attention_task& t, ptrdiff_t hk, ptrdiff_t r) : h(hk * t.group + r % t.group), i(r / t.group) {}
 };
 
-// scale = fold · unit. The power of two is folded into the queries, which rounds nothing; scores are then in units of `unit`, from 1/2 to 1,
-// which costs nothing where the exponent is taken. Only scales beyond what lanes hold leave more to unit; `lanes` is what lanes hold of it.
+// scale = fold · unit. The power of two is folded into the queries, which rounds nothing; scores are then in units of `unit`, from 1 to 2:
+// they overflow no sooner than the scaled ones, and it costs nothing where the exponent is taken. Only scales beyond what lanes hold leave more to unit; `lanes` is what lanes hold of it.
 template <class C> struct score_scale {
     C fold, lanes;
     double unit;
@@ -113,9 +113,8 @@ template <class C> struct score_scale {
         constexpr int most = sizeof(C) == 4 ? 100 : 1000;
         int exponent;
         const double size = std::fabs(scale);
-        if (std::isinf(scale)) exponent = 0;
-        else if (std::frexp(size, &exponent) == 0.5) --exponent;
-        exponent = std::min(most, std::max(-most, exponent));
+        std::frexp(size, &exponent);
+        exponent = std::isinf(scale) ? 0 : std::min(most, std::max(-most, exponent - 1));
         fold = C(std::copysign(std::ldexp(1.0, exponent), scale));
         unit = std::ldexp(size, -exponent);
         lanes = C(std::isinf(scale) ? size : std::min(std::ldexp(1.0, most), std::max(std::ldexp(1.0, -most), unit)));

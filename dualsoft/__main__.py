@@ -4,6 +4,7 @@ The exit status is 0 when the compiled kernels are there and every check holds, 
 """
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -61,13 +62,14 @@ def _installed() -> bool:
     print(f"dualsoft {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
     reasons = backends()
     print("\nbackends")
+    width = max(map(len, [*reasons, *isa.LEVELS]))
     for name, reason in reasons.items():
-        print(f"  {name:<12} {'usable' if reason is None else reason}")
+        print(f"  {name:<{width}} {'usable' if reason is None else reason}")
     print("\nlevels of instruction set")
     usable, chosen = isa.usable(), None if reasons["cpu"] else isa.chosen()
     for level, row in isa.LEVELS.items():
         word = "chosen" if level == chosen else "usable" if level in usable else isa.why_not(level, short=True)
-        print(f"  {level:<12} {word}  ({row.needs})")
+        print(f"  {level:<{width}} {word}  ({row.needs})")
     if chosen is None:
         return False
     openmp = "with OpenMP" if isa.load(chosen).OPENMP else "built without OpenMP: one thread"
@@ -81,6 +83,8 @@ def _self_test(names: list[str]) -> bool:
     failed = [check for check in checks if not check.share <= 1]
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
     print("\nself-test: largest error as a share of its bound")
+    if "bfloat16" not in dtypes:
+        print("bfloat16: not tested, ml_dtypes is not installed")
     for name in names:
         print("\n  " + f"{name:<24}" + "".join(f"{dtype:>10}" for dtype in dtypes))
         for function in dict.fromkeys(check.function for check in checks):
@@ -108,5 +112,17 @@ def _benchmark() -> None:
         print(line)
 
 
+def _until_nobody_reads() -> int:
+    """Run the command line; a reader that closes the pipe early, as ``head`` does, is no error to report."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # What is left in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_until_nobody_reads())

@@ -1,6 +1,7 @@
 """The rules for single arguments: axes, ``where``, ``scale``, ``dtype`` and ``out``. Called by ``problem`` only."""
 
 import operator
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,19 +40,20 @@ def integer_of(axis: object, name: str) -> int:
 
 
 def check_truth(value: object, name: str) -> None:
-    """Refuse what has no truth value of its own, as arrays of several elements.
+    """Refuse what is not a truth value: Python's and NumPy's bools and the integers 0 and 1 are, alone in an array too.
 
     Raises
     ------
     TypeError
     """
-    size = getattr(value, "size", 1)
-    if isinstance(size, int) and size != 1:
-        raise TypeError(f"{name} must be True or False, got an array of the shape {getattr(value, 'shape', size)}")
-    try:
-        bool(value)
-    except Exception as error:  # arrays of other libraries have errors of their own for it
-        raise TypeError(f"{name} must be True or False, got a {type(value).__qualname__}: {error}") from error
+    if isinstance(value, bool | np.bool_):
+        return
+    if isinstance(value, np.ndarray) and value.size != 1:
+        raise TypeError(f"{name} must be True or False, got an array of the shape {value.shape}")
+    # Anything else has a truth value as well, "False" and NaN among them, and it is True.
+    entry = value.reshape(-1)[0] if type(value) is np.ndarray else value
+    if not isinstance(entry, bool | np.bool_ | int | np.integer) or entry not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {reprlib.repr(value)} of type {type(value).__qualname__}")
 
 
 def shape_of(shape: object, name: str = "shape") -> Shape:

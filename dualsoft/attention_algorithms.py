@@ -20,8 +20,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from dualsoft.arrays import Array, as_array, module_of, same_kind
-from dualsoft.dtypes import FLOAT64, find_format
+from dualsoft.arguments import check_truth
+from dualsoft.arrays import Array, module_of
+from dualsoft.attention_arguments import number_of
+from dualsoft.attention_operands import operands
 
 __all__ = ["AttentionAlgorithm", "chunked_attention", "standard_attention"]
 
@@ -128,7 +130,7 @@ def standard_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: f
     >>> dualsoft.algorithms.standard_attention.memory(16384, 16384, 64)
     269516800
     """
-    heads = _judged(q, k, v, scale)
+    heads = _judged(q, k, v, causal, scale)
     xp = module_of(heads.q)
     out = heads.empty_result(xp)
     with np.errstate(all="ignore"):
@@ -188,7 +190,7 @@ def chunked_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: fl
     >>> dualsoft.algorithms.chunked_attention.memory(16384, 16384, 64)
     553088
     """
-    heads = _judged(q, k, v, scale)
+    heads = _judged(q, k, v, causal, scale)
     xp = module_of(heads.q)
     out = heads.empty_result(xp)
     with np.errstate(all="ignore"):
@@ -234,9 +236,20 @@ def _scores(xp: ModuleType, heads: _Heads, head: tuple[Any, ...], rows: slice, c
     s *= heads.sums.type(heads.scale)
     if causal:
         seq_len_q, seq_len_k = heads.q.shape[-2], heads.k.shape[-2]
-        i = xp.arange(seq_len_q)[rows, None] + (seq_len_k - seq_len_q)
-        s[xp.arange(seq_len_k)[columns] > i] = -np.inf
+        _hide_later(s, (rows.start or 0) + seq_len_k - seq_len_q + 1 - (columns.start or 0))
     return s
+
+
+def _hide_later(s: Array, seen: int) -> None:
+    """Set to -inf what a causal mask hides when the first row sees ``seen`` columns, and each row one more.
+
+    Row by row: a mask of all scores would take an eighth of the memory of the scores in float64.
+    """
+    rows, columns = s.shape
+    blind = max(0, min(rows, -seen))
+    s[:blind] = -np.inf
+    for row in range(blind, min(rows, columns - seen)):
+        s[row, max(0, row + seen) :] = -np.inf
 
 
 def _finite_maximum(xp: ModuleType, s: Array) -> tuple[Array, Array]:
@@ -245,37 +258,10 @@ def _finite_maximum(xp: ModuleType, s: Array) -> tuple[Array, Array]:
     return m, xp.where(xp.isneginf(m), m.dtype.type(0), m)
 
 
-def _judged(q: object, k: object, v: object, scale: float | None) -> _Heads:
-    first = as_array(q, "q")
-    second, third = same_kind(k, "k", first, "q"), same_kind(v, "v", first, "q")
-    for array, name in ((first, "q"), (second, "k"), (third, "v")):
-        if find_format(array.dtype) is None:
-            raise TypeError(
-                f"{name} has dtype {array.dtype}; it must be float16, bfloat16, float32, float64, an integer or bool"
-            )
-        if array.ndim < 2:
-            raise ValueError(f"{name} must have at least the axes (length, head_dim), got the shape {array.shape}")
-    joint = np.result_type(first.dtype, second.dtype, third.dtype)
-    known = find_format(joint)
-    result = FLOAT64 if known is None else known.result
-    if first.shape[-1] != second.shape[-1] or not first.shape[-1]:
-        raise ValueError(f"q and k must have one head_dim of at least 1, got the shapes {first.shape}, {second.shape}")
-    if second.shape[-2] != third.shape[-2]:
-        raise ValueError(f"k and v must have as many keys, got the shapes {second.shape} and {third.shape}")
-    q3, k3, v3 = (array[None] if array.ndim == 2 else array for array in (first, second, third))
-    group, wrong = divmod(q3.shape[-3], k3.shape[-3]) if k3.shape[-3] else (0, 1)
-    if wrong or k3.shape[-3] != v3.shape[-3]:
-        raise ValueError(
-            f"q must have a multiple of the heads of k and v, got {q3.shape[-3]}, {k3.shape[-3]}, {v3.shape[-3]}"
-        )
-    xp = module_of(first)
-    try:
-        batch = np.broadcast_shapes(q3.shape[:-3], k3.shape[:-3], v3.shape[:-3])
-    except ValueError:
-        raise ValueError(
-            f"leading axes of q, k and v must broadcast, got the shapes {first.shape}, {second.shape}, {third.shape}"
-        ) from None
-    q4, k4, v4 = (xp.broadcast_to(array, (*batch, *array.shape[-3:])) for array in (q3, k3, v3))
-    by = 1 / math.sqrt(first.shape[-1]) if scale is None else float(scale)
-    sums = result if result.itemsize >= 4 else np.dtype(np.float32)
-    return _Heads(q4, k4, v4, group, by, sums, result, first.ndim == second.ndim == third.ndim == 2)
+def _judged(q: object, k: object, v: object, causal: object, scale: object) -> _Heads:
+    check_truth(causal, "causal")
+    given = operands(q, k, v)
+    heads, kv_heads, dim = given.q.shape[-3], given.k.shape[-3], given.q.shape[-1]
+    by = 1 / math.sqrt(dim) if scale is None else number_of(scale, "scale")
+    sums = given.result if given.result.itemsize >= 4 else np.dtype(np.float32)
+    return _Heads(given.q, given.k, given.v, heads // (kv_heads or 1), by, sums, given.result, given.alone)

@@ -13,7 +13,9 @@ from dualsoft.dtypes import FLOAT64, find_format
 _ndarray = np.ndarray
 INT64 = np.dtype(np.int64)
 FARTHEST = 2**40
-"""Windows and offsets are cut here: beyond any number of keys, and sums of a few stay far from 2**63."""
+"""Offsets are cut here: beyond any number of keys, and sums of a few stay far from 2**63."""
+_WIDEST = 4 * FARTHEST
+"""Windows are cut here, where they reach over all keys from any offset, that of a chunk of keys included."""
 _FEW = 64
 _BATCH = "the batch shape of q, k and v"
 
@@ -73,7 +75,17 @@ def window_of(window: object, causal: bool) -> tuple[int, int]:
     if left < -1 or right < -1:
         raise ValueError(f"window must be of integers at least 0, or None or -1 for no bound, got {window!r}")
     # Its own position is the last that a causal query sees, whatever the window allows.
-    return min(left, FARTHEST), 0 if causal else min(right, FARTHEST)
+    return min(left, _WIDEST), 0 if causal else min(right, _WIDEST)
+
+
+def needs_exact_offset(left: int, right: int, slopes: Array | None) -> str:
+    """Return the option that an offset cut at ``FARTHEST`` would falsify, "" for none.
+
+    A cut offset still has every key on the right side of a bound, unless the bound is about as far away itself.
+    """
+    if slopes is not None:
+        return "alibi_slopes"
+    return "a window beyond 2**39" if max(left, right) > FARTHEST // 2 else ""
 
 
 def integers_of(value: object, name: str, shape: Shape, words: str, q: Array) -> Array:
@@ -134,27 +146,39 @@ def lengths_of(kv_lengths: object, shape: Shape, most: Any, q: Array) -> Array:
     return array
 
 
-def offset_of(causal_offset: object, shape: Shape, q: Array) -> int | Array:
+def offset_of(causal_offset: object, shape: Shape, q: Array, exact: str = "") -> int | Array:
     """Return ``causal_offset``: an integer, or a contiguous row of int64 with one for each sequence.
+
+    Beyond ``FARTHEST`` they are cut there. ``exact`` names the option that this would falsify, if there is one.
 
     Raises
     ------
     TypeError
         When it is not of integers.
     ValueError
-        When it has another shape than the batch's.
+        When it has another shape than the batch's, or, as far as the host sees, what would be cut must be exact.
     """
-    if type(causal_offset) is int:
-        return min(max(causal_offset, -FARTHEST), FARTHEST)
     if isinstance(causal_offset, bool | np.bool_):
         raise TypeError(f"causal_offset must be an integer or integers, got {causal_offset!r}")
-    array = as_array(causal_offset, "causal_offset")
-    if array.ndim == 0 and type(array) is _ndarray and array.dtype.kind in "iu":
-        return min(max(int(array), -FARTHEST), FARTHEST)
+    # Python's integers have no bounds: NumPy makes objects of large ones.
+    array = None if type(causal_offset) is int else as_array(causal_offset, "causal_offset")
+    if array is None or (array.ndim == 0 and type(array) is _ndarray and array.dtype.kind in "iu"):
+        offset = int(causal_offset)  # type: ignore[call-overload]
+        if exact:
+            _check_near(offset, offset, exact)
+        return min(max(offset, -FARTHEST), FARTHEST)
     array = integers_of(array, "causal_offset", shape, _BATCH, q)
+    if exact and type(array) is _ndarray and array.size:
+        _check_near(*bounds(array), exact)
     if array.dtype.kind == "u":
         array = module_of(array).minimum(array, np.uint64(FARTHEST))
     return module_of(array).clip(array.astype(INT64), -FARTHEST, FARTHEST).reshape(-1)
+
+
+def _check_near(low: int, high: int, exact: str) -> None:
+    if low < -FARTHEST or high > FARTHEST:
+        far = low if low < -FARTHEST else high
+        raise ValueError(f"causal_offset must be within -2**40 and 2**40 where {exact} is given, got {far}")
 
 
 def slopes_of(alibi_slopes: object, batch: Shape, heads: int, sequences: int, q: Array) -> Array:

@@ -246,7 +246,10 @@ def _rules(options: Options, q: Array, batch: Shape, heads: int, sequences: int,
     else:
         left, right = single.window_of(window, bool(causal))
     slopes = None if alibi_slopes is None else single.slopes_of(alibi_slopes, batch, heads, sequences, q)
-    offset = None if causal_offset is None else single.offset_of(causal_offset, batch, q)
+    if causal_offset is None:
+        offset = None
+    else:
+        offset = single.offset_of(causal_offset, batch, q, single.needs_exact_offset(left, right, slopes))
     if left < 0 and slopes is None:
         if right < 0:
             return scale, cap, -1, -1, lengths, None, None
@@ -266,7 +269,7 @@ def _shifted(rules: _Rules, start: int, keys: int) -> _Rules:
     if lengths is not None:
         lengths = module_of(lengths).clip(lengths - start, 0, keys)
     if offsets is not None:
-        offsets = module_of(offsets).clip(offsets - start, -single.FARTHEST, single.FARTHEST)
+        offsets = offsets - start
     return scale, softcap, left, right, lengths, offsets, slopes
 
 

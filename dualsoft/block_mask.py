@@ -6,6 +6,9 @@ from typing import Any
 from dualsoft.arguments import integer_of
 from dualsoft.arrays import as_array
 
+LARGEST = 2**40
+"""Larger blocks are cut to this: beyond any number of queries or keys, and the kernels' integers hold it."""
+
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class BlockMask:
@@ -18,7 +21,8 @@ class BlockMask:
     mask : array_like of bool
         Broadcasts to (..., Hq, ceil(Sq / block_q), ceil(Sk / block_k)). Kept as it is, not copied.
     block_q, block_k : int
-        Queries and keys in a block, at least 1. Any size is right; multiples of 64 are fast.
+        Queries and keys in a block, at least 1. Any size is right (2**40 stands for larger ones); multiples of
+        64 are fast.
 
     Raises
     ------
@@ -53,7 +57,7 @@ class BlockMask:
             size = integer_of(getattr(self, name), name)
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-            object.__setattr__(self, name, size)
+            object.__setattr__(self, name, min(size, LARGEST))
 
     def __repr__(self) -> str:
         return f"BlockMask(mask of shape {self.mask.shape}, block_q={self.block_q}, block_k={self.block_k})"

@@ -6,22 +6,27 @@ import numpy as np
 
 from dualsoft.arrays import Array, as_array
 from dualsoft.attention import attention, attention_paged
+from dualsoft.attention_arguments import bias_of, blocks_of, mask_of
 from dualsoft.cache_arguments import (
     check_capacity,
     counts_of,
     for_all_slots,
     kept_lengths,
     new_tokens,
+    query_of,
     sequence_index,
     sizes_of,
 )
-from dualsoft.cache_storage import Pages, Sizes, Strips, write
+from dualsoft.cache_storage import Pages, Sized, Sizes, Strips, apart, shown, write
+
+_JUDGES: dict[str, Any] = {"mask": mask_of, "bias": bias_of, "block_mask": blocks_of}
 
 
-class KVCache:
+class KVCache(Sized):
     """Keys and values of a batch of sequences, which grow by ``append`` and are read by ``attention``.
 
-    The arrays given are copied, never kept. A call that raises has changed nothing.
+    The arrays given are copied, never kept. A call that raises has changed nothing, and one that is interrupted (by
+    Ctrl-C) leaves the cache as it was, or as the call was to leave it.
 
     Parameters
     ----------
@@ -47,7 +52,7 @@ class KVCache:
     TypeError
         When a size is not an integer, or the dtype not one of the four.
     ValueError
-        When a size is too small: below 1, or below 0 for ``batch`` and ``capacity``.
+        When a size is below 1 (``batch`` and ``capacity``: below 0), or all together are more than any memory.
 
     Notes
     -----
@@ -56,9 +61,8 @@ class KVCache:
     ``fork`` copy page numbers and no page: users of a page are counted, and one that is filled in part and used more
     than once is copied by whoever writes to it next. A cache and its forks have one pool, and must stay in one thread
     together. The pool grows (to at least twice its size, which moves it) only where forks have come to need more pages
-    than it has. Pages of a cache that is gone, or past a truncation, are used again. See W.
-    Kwon et al., *Efficient memory management for large language model serving with PagedAttention*, 2023 (arXiv
-    2309.06180).
+    than it has. Pages of a cache that is gone, or past a truncation, are used again. See W. Kwon et al., *Efficient
+    memory management for large language model serving with PagedAttention*, 2023 (arXiv 2309.06180).
 
     Lengths are kept on the host. Copying (``copy.copy``, ``copy.deepcopy``) is ``fork`` of all sequences. Pickles hold
     the tokens, not the pages.
@@ -80,8 +84,9 @@ class KVCache:
     KVCache(batch=1, kv_heads=2, capacity=16, head_dim=4, dtype=float32, lengths=[3])
     """
 
-    __slots__ = ("_held", "_lengths", "_longest", "_sizes", "_storage", "_uniform")
+    __slots__ = ("__weakref__", "_held", "_lengths", "_longest", "_storage", "_uniform")
     __hash__ = None  # type: ignore[assignment]
+    _lengths: np.ndarray[Any, np.dtype[np.int64]] | None
 
     def __init__(
         self,
@@ -95,62 +100,22 @@ class KVCache:
         page_size: int | None = None,
         like: Any = None,
     ) -> None:
-        sizes = sizes_of(batch, kv_heads, capacity, head_dim, head_dim_v, dtype, page_size)
+        self._sizes = sizes = sizes_of(batch, kv_heads, capacity, head_dim, head_dim_v, dtype, page_size)
         beside = np.empty(0) if like is None else as_array(like, "like")
         kind = Strips if page_size is None else Pages
-        self._keep(sizes, kind.empty(sizes, beside), [0] * sizes.batch)
+        self._keep([0] * sizes.batch, kind.empty(sizes, beside))
 
-    def _keep(self, sizes: Sizes, storage: Strips | Pages, held: list[int]) -> None:
-        self._sizes = sizes
-        self._storage = storage
-        self._set_lengths(held)
-
-    def _set_lengths(self, held: list[int]) -> None:
-        self._held = held
-        self._longest = longest = max(held, default=0)
-        self._uniform = all(length == longest for length in held)
-        # As an array when somebody asks: most steps of a decoding need none.
-        self._lengths: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    def _keep(self, held: list[int], storage: Strips | Pages) -> None:
+        longest = max(held, default=0)
+        uniform = min(held, default=0) == longest
+        # Interruptions come at calls and loops only: all five change or none. The lengths become an array when somebody
+        # asks; most steps of a decoding need none.
+        self._held, self._longest, self._uniform, self._lengths, self._storage = held, longest, uniform, None, storage
 
     def _lengths_array(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._lengths is None:
             self._lengths = np.array(self._held, np.int64)
         return self._lengths
-
-    @property
-    def batch(self) -> int:
-        """Number of sequences."""
-        return self._sizes.batch
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of the keys and values."""
-        return self._sizes.kv_heads
-
-    @property
-    def capacity(self) -> int:
-        """The most tokens that a sequence can hold."""
-        return self._sizes.capacity
-
-    @property
-    def head_dim(self) -> int:
-        """Length of a key."""
-        return self._sizes.head_dim
-
-    @property
-    def head_dim_v(self) -> int:
-        """Length of a value."""
-        return self._sizes.head_dim_v
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the keys and values."""
-        return self._sizes.dtype
-
-    @property
-    def page_size(self) -> int | None:
-        """Tokens a page, or None without pages."""
-        return self._sizes.page_size
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -163,22 +128,22 @@ class KVCache:
 
         Past the length of a shorter sequence it may hold anything. A cache with pages has ``k_pages`` instead.
         """
-        return _shown(self._strips("k").k[:, :, : self._longest])
+        return shown(self._strips("k").k[:, :, : self._longest])
 
     @property
     def v(self) -> Any:
         """The values, (batch, kv_heads, longest length, head_dim_v); as ``k``."""
-        return _shown(self._strips("v").v[:, :, : self._longest])
+        return shown(self._strips("v").v[:, :, : self._longest])
 
     @property
     def k_pages(self) -> Any:
         """The keys of the whole pool, (pages, kv_heads, page_size, head_dim), read-only; until the pool next grows."""
-        return _shown(self._pages("k_pages").k)
+        return shown(self._pages("k_pages").k)
 
     @property
     def v_pages(self) -> Any:
         """The values of the whole pool, (pages, kv_heads, page_size, head_dim_v); as ``k_pages``."""
-        return _shown(self._pages("v_pages").v)
+        return shown(self._pages("v_pages").v)
 
     @property
     def page_table(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -189,7 +154,6 @@ class KVCache:
     def pages_used(self) -> int:
         """Pages of the pool that hold tokens, of this cache or of those it shares the pool with."""
         pool = self._pages("pages_used").pool
-        pool.collect()
         return len(pool.references) - len(pool.free)
 
     @property
@@ -200,11 +164,13 @@ class KVCache:
     def _strips(self, name: str) -> Strips:
         if not isinstance(self._storage, Strips):
             raise AttributeError(f"a KVCache with pages has no {name}: see k_pages, v_pages and page_table")
+        self._storage.settle(self._held)
         return self._storage
 
     def _pages(self, name: str) -> Pages:
         if not isinstance(self._storage, Pages):
             raise AttributeError(f"a KVCache without page_size has no {name}: see k and v")
+        self._storage.settle(self._held)
         return self._storage
 
     def append(self, k: Any, v: Any, lengths: Any = None) -> None:
@@ -225,6 +191,14 @@ class KVCache:
             For shapes that do not fit, a length outside [0, tokens], and past the capacity. Nothing is written then.
         TypeError
             For dtypes and kinds of array that are not taken.
+
+        Examples
+        --------
+        >>> import dualsoft, numpy
+        >>> cache = dualsoft.KVCache(2, 1, 8, 4, dtype=numpy.float32)
+        >>> cache.append(numpy.ones((2, 1, 3, 4)), numpy.ones((2, 1, 3, 4)), lengths=[3, 1])
+        >>> cache.lengths.tolist()
+        [3, 1]
         """
         sizes, storage = self._sizes, self._storage
         batch, heads, dtype = sizes.batch, sizes.kv_heads, sizes.dtype
@@ -233,16 +207,22 @@ class KVCache:
         tokens = k.shape[2]
         if v.shape[2] != tokens:
             raise ValueError(f"k and v must have the same number of tokens, got {tokens} and {v.shape[2]}")
+        k, v = apart(storage, k, v)
         start, end = self._longest, self._longest + tokens
-        if lengths is None and self._uniform and batch and type(storage) is Strips and end <= sizes.capacity:
+        if lengths is None and self._uniform and type(storage) is Strips and batch and end <= sizes.capacity:
+            storage.settle(self._held)
             storage.k[:, :, start:end] = k
             storage.v[:, :, start:end] = v
-            self._longest, self._held, self._lengths = end, [end] * batch, None
+            self._held, self._longest, self._lengths = [end] * batch, end, None
             return
         counts = [tokens] * batch if lengths is None else counts_of(lengths, tokens, batch)
         check_capacity(self._held, counts, sizes.capacity)
-        write(storage, storage.reserve(self._held, counts), k, v)
-        self._set_lengths([length + count for length, count in zip(self._held, counts, strict=True)])
+        try:
+            write(storage, storage.reserve(self._held, counts), k, v)
+            self._keep([length + count for length, count in zip(self._held, counts, strict=True)], storage)
+        except BaseException:
+            storage.settle(self._held)  # a pool that others share must not wait for the next call
+            raise
 
     def truncate(self, lengths: Any) -> None:
         """Forget all but the first ``lengths[b]`` tokens of each sequence.
@@ -258,10 +238,19 @@ class KVCache:
             When a sequence does not hold as many, or there are more or fewer lengths than sequences.
         TypeError
             When they are not integers.
+
+        Examples
+        --------
+        >>> import dualsoft, numpy
+        >>> cache = dualsoft.KVCache(2, 1, 8, 4, dtype=numpy.float32)
+        >>> cache.append(numpy.ones((2, 1, 5, 4)), numpy.ones((2, 1, 5, 4)))
+        >>> cache.truncate([5, 2])
+        >>> cache.lengths.tolist()
+        [5, 2]
         """
         kept = kept_lengths(lengths, self._held)
-        self._storage.truncate(kept)
-        self._set_lengths(kept)
+        self._keep(kept, self._storage)
+        self._storage.settle(kept)
 
     def reorder(self, batch_index: Any) -> None:
         """Let each sequence b be what sequence ``batch_index[b]`` was: the surviving beams of a beam search.
@@ -277,10 +266,21 @@ class KVCache:
             When there is no such sequence, or the shape is another one.
         TypeError
             When they are not integers.
+
+        Examples
+        --------
+        >>> import dualsoft, numpy
+        >>> cache = dualsoft.KVCache(3, 1, 8, 4, dtype=numpy.float32, page_size=4)
+        >>> cache.append(numpy.ones((3, 1, 4, 4)), numpy.ones((3, 1, 4, 4)), lengths=[4, 3, 2])
+        >>> cache.reorder([0, 0, 2])
+        >>> cache.lengths.tolist(), cache.pages_used
+        ([4, 4, 2], 2)
         """
         index = sequence_index(batch_index, self._sizes.batch, self._sizes.batch)
-        self._storage.reorder(index, self._longest)
-        self._set_lengths([self._held[source] for source in index])
+        if index != list(range(len(index))):
+            storage = self._storage.reordered(index, self._held)
+            self._keep([self._held[source] for source in index], storage)
+            storage.settle(self._held)
 
     def fork(self, batch_index: Any) -> "KVCache":
         """Return a new cache whose sequence i starts as a copy of sequence ``batch_index[i]``; this one stays as it is.
@@ -303,14 +303,20 @@ class KVCache:
             When there is no such sequence.
         TypeError
             When they are not integers.
+
+        Examples
+        --------
+        >>> import dualsoft, numpy
+        >>> cache = dualsoft.KVCache(1, 1, 8, 4, dtype=numpy.float32, page_size=4)
+        >>> cache.append(numpy.ones((1, 1, 3, 4)), numpy.ones((1, 1, 3, 4)))
+        >>> both = cache.fork([0, 0])
+        >>> both.lengths.tolist(), cache.pages_used
+        ([3, 3], 1)
         """
         index = sequence_index(batch_index, self._sizes.batch, None)
         other = object.__new__(KVCache)
-        other._keep(
-            self._sizes._replace(batch=len(index)),
-            self._storage.fork(index, self._longest),
-            [self._held[source] for source in index],
-        )
+        other._sizes = self._sizes._replace(batch=len(index))
+        other._keep([self._held[source] for source in index], self._storage.fork(index, self._held))
         return other
 
     def attention(self, q: Any, **options: Any) -> Any:
@@ -332,32 +338,38 @@ class KVCache:
         Raises
         ------
         ValueError, TypeError
-            As ``dualsoft.attention``; and when the batch of ``q`` is another one, or ``kv_lengths`` is given.
+            As ``dualsoft.attention``; and when ``q`` is not of this batch, these heads and this head_dim, or
+            ``kv_lengths`` is given.
 
         Notes
         -----
         ``causal`` is False by default, as it is in ``dualsoft.attention``: one new query sees all keys either way. With
         ``causal=True`` the last query sees the last key. Where ``append`` took fewer tokens of some sequences, that is
         not so: pass ``causal_offset=`` the lengths before the ``append``.
+
+        Examples
+        --------
+        >>> import dualsoft, numpy
+        >>> cache = dualsoft.KVCache(1, 1, 8, 2, dtype=numpy.float32)
+        >>> cache.append(numpy.zeros((1, 1, 2, 2)), [[[[1.0, 2.0], [3.0, 6.0]]]])
+        >>> cache.attention(numpy.ones((1, 1, 1, 2), numpy.float32)).tolist()
+        [[[[2.0, 4.0]]]]
         """
         if "kv_lengths" in options:
             raise TypeError("kv_lengths is not an option here: they are the cache's own lengths")
-        q = as_array(q, "q")
-        if q.ndim != 4 or q.shape[0] != self._sizes.batch:
-            raise ValueError(
-                f"q must have the shape (batch, heads, queries, head_dim) with the cache's batch of "
-                f"{self._sizes.batch}, got {q.shape}"
-            )
+        q = query_of(q, self._sizes, self._storage.k)
         storage, longest = self._storage, self._longest
         if isinstance(storage, Strips):
+            storage.settle(self._held)
             if not self._uniform:
                 options["kv_lengths"] = self._lengths_array()
             return attention(q, storage.k[:, :, :longest], storage.v[:, :, :longest], **options)
         used = -(-longest // storage.page_size)
         slots = used * storage.page_size
         if slots != longest:
-            for name in ("mask", "bias", "block_mask"):
+            for name, judge in _JUDGES.items():
                 if options.get(name) is not None:
+                    judge(options[name], (*q.shape[:3], longest), q)
                     options[name] = for_all_slots(options[name], name, longest, slots)
         return attention_paged(q, storage.k, storage.v, storage.table[:, :used], self._lengths_array(), **options)
 
@@ -380,13 +392,6 @@ class KVCache:
             f"KVCache(batch={sizes.batch}, kv_heads={sizes.kv_heads}, capacity={sizes.capacity}, "
             f"head_dim={sizes.head_dim}, {value_dim}dtype={sizes.dtype}, {pages}lengths={self._held})"
         )
-
-
-def _shown(array: Array) -> Array:
-    view = array[...]
-    if isinstance(view, np.ndarray):
-        view.setflags(write=False)
-    return view
 
 
 def _rebuilt(sizes: Sizes, k: Array, v: Array, held: list[int]) -> KVCache:

@@ -1,5 +1,6 @@
 """The rules for the arguments of ``KVCache``: sizes, new tokens, lengths and indices."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,12 +29,12 @@ def sizes_of(
     TypeError
         When one is not an integer, or the dtype is not one of the four floating-point types.
     ValueError
-        When one is too small.
+        When one is too small, or all together are more than can be addressed.
     """
     if dtype is None:
         raise TypeError("dtype must be float16, bfloat16, float32 or float64, got None")
     width = _size(head_dim, "head_dim", 1)
-    return Sizes(
+    sizes = Sizes(
         _size(batch, "batch", 0),
         _size(kv_heads, "kv_heads", 1),
         _size(capacity, "capacity", 0),
@@ -42,6 +43,15 @@ def sizes_of(
         result_dtype(dtype, FLOAT64),
         None if page_size is None else _size(page_size, "page_size", 1),
     )
+    slots = sizes.capacity if sizes.page_size is None else sizes.pages_per_sequence * sizes.page_size
+    # NumPy wants an array to be addressable even where an axis is empty.
+    tokens = max(sizes.batch, 1) * max(slots, sizes.page_size or 1)
+    if tokens * max(8, sizes.kv_heads * (sizes.head_dim + sizes.head_dim_v) * sizes.dtype.itemsize) > sys.maxsize:
+        raise ValueError(
+            "batch, kv_heads, capacity, head_dim, head_dim_v and page_size together are more than any memory, got "
+            f"{tuple(sizes[:5])} and {sizes.page_size}"
+        )
+    return sizes
 
 
 def _size(value: object, name: str, least: int) -> int:
@@ -78,6 +88,37 @@ def new_tokens(value: object, name: str, batch: int, heads: int, head_dim: int, 
     # A cache of a narrow dtype rounds, and what is beyond its range becomes infinite, as in any narrow computation.
     with np.errstate(all="ignore"):
         return array.astype(dtype)
+
+
+def query_of(value: object, sizes: Sizes, beside: Array) -> Array:
+    """Return the queries, (batch, heads, any number of queries, head_dim).
+
+    Raises
+    ------
+    TypeError
+        When they are not real, not the cache's kind of array, or have no common dtype with it.
+    ValueError
+        When the shape is another one.
+    """
+    q = value if type(value) is np.ndarray is type(beside) else same_kind(value, "q", beside, "the cache")
+    shape = q.shape
+    if len(shape) != 4 or shape[0] != sizes.batch or shape[1] % sizes.kv_heads or shape[3] != sizes.head_dim:
+        raise ValueError(
+            f"q must have the shape (batch, heads, queries, head_dim) = ({sizes.batch}, a multiple of "
+            f"{sizes.kv_heads}, queries, {sizes.head_dim}), as the cache has them, got {shape}"
+        )
+    if q.dtype != sizes.dtype:
+        if find_format(q.dtype) is None:
+            raise TypeError(f"q must be float16, bfloat16, float32, float64, an integer or bool, got dtype {q.dtype}")
+        try:
+            common = find_format(np.result_type(q.dtype, sizes.dtype))
+        except TypeError:
+            common = None
+        if common is None:
+            raise TypeError(
+                f"q is {q.dtype} and the cache {sizes.dtype}: they have no common dtype that dualsoft takes"
+            )
+    return q
 
 
 def counts_of(lengths: object, tokens: int, batch: int) -> list[int]:
@@ -150,27 +191,19 @@ def sequence_index(index: object, held: int, wanted: int | None) -> list[int]:
 
 
 def for_all_slots(value: Any, name: str, keys: int, slots: int) -> Any:
-    """Return a mask or bias for the keys of the longest sequence as one for all slots of its pages.
+    """Return a mask or bias that fits the keys of the longest sequence as one for all slots of its pages.
 
     What is added decides nothing: those slots are past every length.
-
-    Raises
-    ------
-    ValueError
-        When it is for another number of keys.
     """
     if isinstance(value, BlockMask):
         blocks, wanted = -(-keys // value.block_k), -(-slots // value.block_k)
-        mask = _padded(as_array(value.mask, name), f"the mask of {name}", blocks, wanted, f"blocks of {keys} keys")
-        return BlockMask(mask, value.block_q, value.block_k)
-    return _padded(as_array(value, name), name, keys, slots, "keys of the longest sequence")
+        return BlockMask(_padded(as_array(value.mask, name), blocks, wanted), value.block_q, value.block_k)
+    return _padded(as_array(value, name), keys, slots)
 
 
-def _padded(array: Array, name: str, before: int, after: int, what: str) -> Array:
+def _padded(array: Array, before: int, after: int) -> Array:
     if array.ndim == 0 or array.shape[-1] == 1:
         return array  # it broadcasts
-    if array.shape[-1] != before:
-        raise ValueError(f"the last axis of {name} must have length 1 or {before}, the {what}, got {array.shape}")
     padded = module_of(array).zeros((*array.shape[:-1], after), array.dtype)
     padded[..., :before] = array
     return padded

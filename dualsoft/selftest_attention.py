@@ -12,6 +12,8 @@ from dualsoft import accuracy
 from dualsoft.attention import attention, attention_paged, attention_state, attention_varlen
 from dualsoft.attention_problem import attention_problem
 from dualsoft.backends import reference
+from dualsoft.block_mask import BlockMask
+from dualsoft.cache import KVCache
 from dualsoft.state_functions import merge
 
 WIDE = np.dtype(np.longdouble)
@@ -39,6 +41,8 @@ class Case(NamedTuple):
     k: Array
     v: Array
     options: dict[str, Any]
+    blocks: BlockMask | None = None
+    """The same as ``options["mask"]``, where that is made of blocks."""
 
 
 class Expected(NamedTuple):
@@ -80,6 +84,9 @@ def _cases(dtype: np.dtype[Any]) -> Iterator[Case]:
         "alibi_slopes": 2.0 ** -np.arange(1.0, 5.0),
     }
     yield Case("options", *operands(37, 83, 33, 17), options)
+    blocks = rng.random((2, 4, 3, 6)) < 0.6
+    mask = blocks.repeat(16, axis=2).repeat(16, axis=3)[..., :37, :83]
+    yield Case("blocks", *operands(37, 83, 32, 32), {"mask": mask}, BlockMask(blocks, 16, 16))
     q, k, v = operands(5, 40, 16, 16)
     # What no query sees, a row without a key, and a value and a query that are not numbers.
     k[1, :, 30:], v[1, :, 30:] = np.nan, np.inf
@@ -154,11 +161,29 @@ def _answers(case: Case) -> Iterator[tuple[str, Array, Array]]:
     }
     longer.setdefault("kv_lengths", np.full(2, keys))
     yield "attention_paged", *attention_paged(q, _paged(k, table), _paged(v, table), table, return_lse=True, **longer)
+    if case.blocks is not None:
+        others = {name: value for name, value in options.items() if name != "mask"}
+        yield "BlockMask", *attention(q, k, v, block_mask=case.blocks, return_lse=True, **others)
+    for page_size in (None, PAGE):
+        yield "KVCache", *_cached(case, page_size)
     if "mask" not in options and "bias" not in options:
         packed = (np.concatenate(list(x), axis=1) for x in (q, k, v))
         starts = (np.arange(3) * x.shape[2] for x in (q, k))
         out, lse = attention_varlen(*packed, *starts, return_lse=True, **options)
         yield "attention_varlen", np.stack(np.split(out, 2, axis=1)), np.stack(np.split(lse, 2, axis=1))
+
+
+def _cached(case: Case, page_size: int | None) -> tuple[Array, Array]:
+    """Return the answer of a cache that got the keys in two pieces."""
+    k, v, keys = case.k, case.v, case.k.shape[2]
+    lengths = np.asarray(case.options.get("kv_lengths", np.full(2, keys)))
+    cache = KVCache(2, 2, keys, k.shape[3], head_dim_v=v.shape[3], dtype=k.dtype, page_size=page_size)
+    part = int(lengths.min()) // 2
+    cache.append(k[:, :, :part], v[:, :, :part])
+    cache.append(k[:, :, part:], v[:, :, part:], lengths - part)
+    options = {name: value for name, value in case.options.items() if name != "kv_lengths"}
+    answer: tuple[Array, Array] = cache.attention(case.q, return_lse=True, **options)
+    return answer
 
 
 def _merged(case: Case) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ arXiv 1810.04805) is
 
 with 12 heads, 32 wide, and every matrix with a bias. The mean of a sentence's tokens, scaled to length 1, is its
 embedding; the dot product of two embeddings is their similarity, from -1 to 1, which the program prints for all pairs.
+Of a sentence the first 256 tokens count, some 200 words; the rest is cut off.
 
 Run it: ``python examples/embed.py``, or with sentences of your own:
 ``python examples/embed.py "It rains." "The weather is bad." "He plays chess."``
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import terminal
 from packaged import packaged_file
 
 import dualsoft
@@ -118,11 +120,26 @@ def embed(sentences: Sequence[str]) -> Array:
     return encode(load_file(folder / "model.safetensors"), tokenise(folder, sentences))
 
 
+def _line(sentence: str) -> str:
+    """Return a sentence without what would break its line of the table."""
+    return "".join(character if character.isprintable() else " " for character in sentence)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Embed, print the similarities, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("sentences", nargs="*", default=list(SENTENCES), help="two or more make sense")
+    parser.add_argument(
+        "sentences",
+        nargs="*",
+        type=terminal.text,
+        default=list(SENTENCES),
+        help=f"two or more make sense; of each, the first {LONGEST} tokens count and the rest is cut off",
+    )
     given = parser.parse_args(arguments)
+    try:
+        terminal.backend("")
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     try:
         embeddings = embed(given.sentences)
     except RuntimeError as error:
@@ -132,9 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = range(1, len(given.sentences) + 1)
     print("    " + "".join(f"{name:>8}" for name in names))
     for name, row, sentence in zip(names, similarities, given.sentences, strict=True):
-        print(f"{name:>4}" + "".join(f"{value:>8.4f}" for value in row) + f"  {sentence}")
+        print(f"{name:>4}" + "".join(f"{value:>8.4f}" for value in row) + f"  {_line(sentence)}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.run(main))

@@ -1,7 +1,8 @@
 """Text from a language model, SmolLM2-135M-Instruct, that runs in NumPy with dualsoft's attention, cache and softmax.
 
-The prompt is read in one go (prefill), then the model writes token by token (decode). Each is drawn from the softmax of
-its logits, from among the likeliest tokens that have the probability ``--top-p`` together. The text goes to the
+The prompt is read in one go (prefill), then the model writes token by token (decode), each time the likeliest one. With
+a ``--temperature`` above 0 it is drawn from the softmax of the logits, from among the likeliest tokens that have the
+probability ``--top-p`` together; these weights, rounded to four bits, soon lose the thread then. The text goes to the
 standard output as it is written, the times to the standard error.
 
 ``--check`` writes nothing: it reads a text of 200 tokens, the last 40 of them one by one, and compares all logits with
@@ -17,11 +18,12 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import smollm2
+import terminal
 from smollm2 import Array, Model, Tokens
 
 import dualsoft
@@ -53,7 +55,9 @@ def draw(logits: Array, temperature: float, top_p: float, rng: np.random.Generat
     """Return a token: the likeliest for temperature 0, else one drawn from the nucleus of probability ``top_p``."""
     if temperature == 0:
         return int(logits.argmax())
-    p = dualsoft.softmax(logits, scale=1 / temperature, dtype=np.float64)
+    # The inverse of a tiny temperature is infinite, and so may the quotients be: 0 for the likeliest, -inf for others.
+    with np.errstate(over="ignore"):
+        p = dualsoft.softmax(np.subtract(logits, logits.max(), dtype=np.float64) / temperature)
     # Tokens below (1 - top_p) / n have less than 1 - top_p together: the nucleus is among the others.
     candidates = np.flatnonzero(p >= (1 - top_p) / len(p))
     candidates = candidates[np.argsort(-p[candidates], kind="stable")]
@@ -64,23 +68,25 @@ def draw(logits: Array, temperature: float, top_p: float, rng: np.random.Generat
 
 def generate(
     model: Model, tokens: Tokens, prompt: list[int], given: argparse.Namespace, speeds: list[Speed]
-) -> Iterator[int]:
-    """Yield new tokens until the model ends its turn; the speeds of the two phases join ``speeds`` at the end."""
+) -> Generator[int, None, None]:
+    """Yield new tokens until the model ends its turn; the speeds of the two phases join ``speeds`` when they end."""
     rng = np.random.default_rng(given.seed)
     caches = smollm2.new_caches(model, len(prompt) + given.max_tokens)
     begin = time.perf_counter()
     logits = smollm2.logits_of(model, smollm2.hidden_states(model, prompt, caches)[-1:])[0]
     speeds.append(Speed(len(prompt), time.perf_counter() - begin))
     count, seconds = 0, 0.0
-    for _ in range(given.max_tokens):
-        begin = time.perf_counter()
-        token = draw(logits, given.temperature, given.top_p, rng)
-        if token == tokens.end:
-            break
-        yield token
-        logits = smollm2.logits_of(model, smollm2.hidden_states(model, [token], caches))[0]
-        count, seconds = count + 1, seconds + time.perf_counter() - begin
-    speeds.append(Speed(count, seconds))
+    try:
+        for _ in range(given.max_tokens):
+            begin = time.perf_counter()
+            token = draw(logits, given.temperature, given.top_p, rng)
+            if token == tokens.end:
+                break
+            yield token
+            logits = smollm2.logits_of(model, smollm2.hidden_states(model, [token], caches))[0]
+            count, seconds = count + 1, seconds + time.perf_counter() - begin
+    finally:
+        speeds.append(Speed(count, seconds))
 
 
 def standard(dtype: Any) -> smollm2.Attend:
@@ -136,12 +142,27 @@ def load() -> tuple[Model, Tokens]:
     return smollm2.load(path, track=bar)
 
 
+def write(model: Model, tokens: Tokens, prompt: list[int], given: argparse.Namespace) -> int:
+    """Print what the model writes, then the speeds, also after Ctrl-C; return the exit status."""
+    speeds: list[Speed] = []
+    status = 0
+    with contextlib.closing(generate(model, tokens, prompt, given, speeds)) as new:
+        try:
+            for text in tokens.stream(new):
+                print(text, end="", flush=True)
+        except KeyboardInterrupt:
+            status = terminal.INTERRUPTED
+    print()
+    for phase, speed in zip(("prefill", "decode"), speeds, strict=False):
+        print(f"{phase}: {speed}", file=sys.stderr)
+    return status
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate or check; return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.prompt is None and not given.check:
-        parser.error("a prompt is needed (or --check)")
+    _judge(parser, given)
     begin = time.perf_counter()
     try:
         model, tokens = load()
@@ -158,13 +179,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"the prompt has {len(prompt)} tokens; it must have one, and with --max-tokens {given.max_tokens} at "
                 f"most {model.config.context}, the model's context"
             )
-        speeds: list[Speed] = []
-        for text in tokens.stream(generate(model, tokens, prompt, given, speeds)):
-            print(text, end="", flush=True)
-    print()
-    prefill, decode = speeds
-    print(f"prefill: {prefill}\ndecode: {decode}", file=sys.stderr)
-    return 0
+        return write(model, tokens, prompt, given)
+
+
+def _judge(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """End with a word on what is wrong with the command line as a whole: loading takes seconds."""
+    if given.check:
+        names = ("prompt", "max_tokens", "temperature", "top_p", "seed", "system", "raw")
+        idle = [name for name in names if getattr(given, name) != parser.get_default(name)]
+        if idle:
+            words = ", ".join(name if name == "prompt" else f"--{name.replace('_', '-')}" for name in idle)
+            parser.error(f"--check reads a text of its own, and has no use for {words}")
+    elif given.prompt is None:
+        parser.error("a prompt is needed (or --check)")
+    elif given.raw and given.system != SYSTEM:
+        parser.error("--raw continues the prompt alone, and has no use for --system")
+    if given.backend is None:
+        try:
+            terminal.backend("")
+        except argparse.ArgumentTypeError as error:
+            parser.error(str(error))
 
 
 def _number(least: float, most: float, text: str) -> float:
@@ -201,17 +235,26 @@ def _seed(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", nargs="?", help="what to say to the model")
+    parser.add_argument("prompt", nargs="?", type=terminal.text, help="what to say to the model")
     parser.add_argument("--max-tokens", type=_count, default=200, help="at most this many new tokens (default 200)")
-    parser.add_argument("--temperature", type=_temperature, default=0.7, help="0: the likeliest token (default 0.7)")
-    parser.add_argument("--top-p", type=_probability, default=0.95, help="probability of the nucleus (default 0.95)")
-    parser.add_argument("--seed", type=_seed, default=0, help="of the draws (default 0)")
-    parser.add_argument("--system", default=SYSTEM, help="the system's message")
+    parser.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=0,
+        help="0: the likeliest token (default); above: drawn, the higher the more freely",
+    )
+    parser.add_argument(
+        "--top-p", type=_probability, default=0.95, help="when drawing: probability of the nucleus (default 0.95)"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, help="when drawing: of the draws (default 0)")
+    parser.add_argument("--system", type=terminal.text, default=SYSTEM, help="the system's message")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as text, not as a conversation")
-    parser.add_argument("--backend", help="of dualsoft, such as cpu:x86_64_v3 (default: the best)")
+    parser.add_argument(
+        "--backend", type=terminal.backend, help="of dualsoft, such as cpu:x86_64_v3 (default: the best)"
+    )
     parser.add_argument("--check", action="store_true", help="compare the logits with float64 attention, and end")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.run(main))

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special  # type: ignore[import-untyped]
+import terminal
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 
@@ -183,4 +184,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.run(main))

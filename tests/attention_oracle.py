@@ -111,7 +111,7 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Answer:
 def compute(
     q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, causal: bool = False, causal_offset: Any = None,
     window: Any = None, scale: Any = None, softcap: Any = None, sinks: Any = None, alibi_slopes: Any = None,
-    kv_lengths: Any = None, block_mask: Any = None,
+    kv_lengths: Any = None, block_mask: Any = None, plain_ways: Any = None,
 ) -> Answer:  # fmt: skip
     q, k, v = (np.asarray(x) for x in (q, k, v))
     dtype = result_dtype(q, k, v)
@@ -131,7 +131,7 @@ def compute(
         out = weigh(p, exact.s, heads(q, v, wide)[1])
         worst, plain_out = -1.0, np.zeros(0)
         (q_plain, k_plain), v_plain = heads(q, k, arithmetic), heads(q, v, arithmetic)[1]
-        for product, exponential in ways(exact.s.size):
+        for product, exponential in plain_ways or ways(exact.s.size):
             plain = scores(q_plain, k_plain, arithmetic, seen, product=product, **options).s
             plain = to_dtype(plain, dtype, arithmetic)
             p_plain = softmax(plain, sinks, arithmetic, exponential)[0].astype(dtype).astype(arithmetic)
@@ -211,27 +211,42 @@ def scores(
     """In the dtype of ``q`` and ``k``, in the order of the contract."""
     wide = q.dtype.type
     transposed = k.swapaxes(-1, -2)
-    factor = 1 / np.sqrt(wide(q.shape[-1])) if scale is None else wide(float(scale))
-    s = factor * product(q, transposed)
+    factor = 1 / np.sqrt(wide(q.shape[-1])) if scale is None else holding(wide, scale)(scale)
+    s = product(q, transposed)
+    if wide is np.float32 and not np.isfinite(s).all():
+        s = np.where(
+            np.isfinite(s), s, product(q.astype(np.float64), transposed.astype(np.float64))
+        )  # before the scale
+    s = (factor * s).astype(wide)
     size = np.abs(factor) * (np.abs(q) @ np.abs(transposed))
     if softcap:
-        s = wide(softcap) * np.tanh(s / wide(softcap))
-    low, lowest = -float(np.finfo(arithmetic).max), -wide(np.finfo(arithmetic).max)
+        cap = holding(wide, softcap)(softcap)
+        s = (cap * np.tanh(s / cap)).astype(wide)
+    lowest = -float(np.finfo(arithmetic).max)
     if bias is not None:
         added = np.asarray(bias).astype(np.float64)
-        added = np.where(np.isfinite(added), np.maximum(added, low), added).astype(wide)
-        finite = np.isfinite(s) & np.isfinite(added)
-        s = s + added
-        s = np.where(finite, np.maximum(s, lowest), s)
-        size = size + np.abs(added)
+        added = np.where(np.isfinite(added), np.maximum(added, lowest), added).astype(wide)
+        s, size = add(s, added, lowest), size + np.abs(added)
     if alibi_slopes is not None:
-        added = -np.asarray(alibi_slopes).astype(wide)[..., None, None] * np.abs(positions).astype(wide)
-        finite = np.isfinite(s)
-        s = s + added
-        s = np.where(finite, np.maximum(s, lowest), s)
-        size = size + np.abs(added)
+        # float64 at least: a slope that float32 does not hold is finite all the same
+        slopes = np.asarray(alibi_slopes).astype(np.promote_types(wide, np.float64))[..., None, None]
+        added = -slopes * np.abs(positions)
+        added = np.where(np.isfinite(slopes), np.maximum(added, lowest), added).astype(wide)
+        s, size = add(s, added, lowest), size + np.abs(added)
     s = np.where(seen, s, -np.inf).astype(wide)
     return Scores(s, np.where(s > -np.inf, size, 0))
+
+
+def holding(wide: Any, number: Any) -> Any:
+    """The type, or float64 for a finite number that is beyond its range: NumPy's scalars promote arrays."""
+    limits, size = np.finfo(wide), abs(float(number))
+    return wide if size == 0 or not np.isfinite(size) or limits.tiny <= size <= limits.max else np.float64
+
+
+def add(s: Array, added: Array, lowest: float) -> Array:
+    """-inf where one of them is, whatever the other; never where both are finite."""
+    total = np.where((s == -np.inf) | (added == -np.inf), -np.inf, s + added)
+    return np.where(np.isfinite(s) & np.isfinite(added), np.maximum(total, s.dtype.type(lowest)), total)
 
 
 def to_dtype(s: Array, dtype: Any, arithmetic: Any) -> Array:

@@ -31,7 +31,7 @@ def held(cache: ds.KVCache, sequence: int) -> tuple[Array, Array]:
         return cache.k[sequence, :, :length], cache.v[sequence, :, :length]
     pages = cache.page_table[sequence, : -(-length // cache.page_size)]
     k, v = (np.moveaxis(store[pages], 0, 1) for store in (cache.k_pages, cache.v_pages))
-    k, v = (x.reshape(HEADS, -1, x.shape[-1])[:, :length] for x in (k, v))
+    k, v = (x.reshape(x.shape[0], -1, x.shape[-1])[:, :length] for x in (k, v))
     return k, v
 
 
@@ -54,6 +54,9 @@ class Model:
     def truncate(self, lengths: Any) -> None:
         self.sequences = [(k[:, :n], v[:, :n]) for (k, v), n in zip(self.sequences, lengths, strict=True)]
 
+    def reorder(self, index: Any) -> None:
+        self.sequences = [self.sequences[i] for i in index]
+
     def picked(self, index: Any) -> "Model":
         other = Model(0)
         other.sequences = [self.sequences[i] for i in index]
@@ -66,3 +69,18 @@ def check(cache: ds.KVCache, model: Model) -> None:
         got_k, got_v = held(cache, b)
         np.testing.assert_array_equal(got_k, k)
         np.testing.assert_array_equal(got_v, v)
+
+
+def check_pages(pairs: list[tuple[ds.KVCache, Model]]) -> None:
+    """Every page in use belongs to a sequence and no other page counts as used."""
+    size = pairs[0][0].page_size
+    if size is None:
+        return
+    distinct: set[int] = set()
+    for cache, model in pairs:
+        used = [-(-n // size) for n in model.lengths]
+        table = cache.page_table
+        assert [(row >= 0).sum() for row in table] == used
+        assert all((row[:n] >= 0).all() for row, n in zip(table, used, strict=True))
+        distinct |= set(table[table >= 0].tolist())
+    assert pairs[0][0].pages_used == len(distinct)

@@ -1,32 +1,15 @@
 """What a KVCache holds: programs of calls against lists of arrays, pages and who shares them."""
 
-import copy
 import gc
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from cache_model import HEAD_DIM, HEAD_DIM_V, HEADS, Model, check, held, layouts, new, tokens
+from cache_model import HEAD_DIM, HEAD_DIM_V, HEADS, Model, check, check_pages, held, layouts, new, tokens
 from cases import DTYPES, Array
 
 import dualsoft as ds
-
-
-def check_pages(pairs: list[tuple[ds.KVCache, Model]]) -> None:
-    """Every page in use belongs to a sequence and no other page counts as used."""
-    size = pairs[0][0].page_size
-    if size is None:
-        return
-    distinct: set[int] = set()
-    for cache, model in pairs:
-        used = [-(-n // size) for n in model.lengths]
-        table = cache.page_table
-        assert [(row >= 0).sum() for row in table] == used
-        assert all((row[:n] >= 0).all() for row, n in zip(table, used, strict=True))
-        distinct |= set(table[table >= 0].tolist())
-    assert pairs[0][0].pages_used == len(distinct)
 
 
 @layouts
@@ -134,6 +117,59 @@ def test_appending_what_the_cache_shows(page_size: int | None) -> None:
         np.testing.assert_array_equal(held(cache, b)[0][:, 2:n], want[0, :, : n - 2])
         if page_size is None:
             np.testing.assert_array_equal(cache.v[b, :, 2:n], want_v[b, :, : n - 2])
+
+
+@pytest.mark.parametrize("counts", [None, [4, 4], [4, 3]], ids=["all", "even", "ragged"])
+@layouts
+def test_appending_its_own_keys_as_values(page_size: int | None, counts: list[int] | None) -> None:
+    """Reversed, onto the place where they lie: what is written first must not be read after."""
+    cache = ds.KVCache(2, 1, 70, 3, dtype=np.float32, page_size=page_size)
+    k = np.arange(24, dtype=np.float32).reshape(2, 1, 4, 3)
+    cache.append(k, k + 100)
+    shown = (cache.k if page_size is None else cache.k_pages)[:2, :, 3::-1]
+    want = shown.copy()
+    cache.truncate(0)
+    cache.append(shown, shown, None if counts is None else np.minimum(counts, shown.shape[2]))
+    for b, n in enumerate(cache.lengths.tolist()):
+        for got in held(cache, b):
+            np.testing.assert_array_equal(got, want[b, :, :n])
+
+
+@layouts
+def test_swapping_its_own_keys_and_values(page_size: int | None) -> None:
+    cache = ds.KVCache(2, 1, 70, 3, dtype=np.float32, page_size=page_size)
+    k = np.arange(24, dtype=np.float32).reshape(2, 1, 4, 3)
+    for lengths in (None, [1, 1], [1, 0]):
+        cache.truncate(0)
+        cache.append(k, k + 100)
+        shown_k, shown_v = (cache.k, cache.v) if page_size is None else (cache.k_pages, cache.v_pages)
+        shown_k, shown_v = shown_k[:2, :, :1], shown_v[:2, :, :1]
+        want_k, want_v = shown_v.copy(), shown_k.copy()
+        cache.truncate(0)
+        cache.append(shown_v, shown_k, lengths)
+        for b, n in enumerate(cache.lengths.tolist()):
+            np.testing.assert_array_equal(held(cache, b)[0], want_k[b, :, :n])
+            np.testing.assert_array_equal(held(cache, b)[1], want_v[b, :, :n])
+
+
+@pytest.mark.parametrize("counts", [None, [2, 1]], ids=["all", "ragged"])
+@pytest.mark.parametrize("own", ["k", "v"])
+@layouts
+def test_appending_what_another_sequence_had(page_size: int | None, own: str, counts: list[int] | None) -> None:
+    """Sequences in turn, beside tokens that lie elsewhere: what one gets must not be read for the next."""
+    cache = ds.KVCache(2, 1, 70, 3, dtype=np.float32, page_size=page_size)
+    k = np.arange(12, dtype=np.float32).reshape(2, 1, 2, 3)
+    cache.append(k, k + 100)
+    shown = getattr(cache, own if page_size is None else f"{own}_pages")[:2][::-1, :, :2]
+    want = shown.copy()
+    other = np.full_like(want, 7.0)
+    cache.truncate(0)
+    pair = (shown, other) if own == "k" else (other, shown)
+    cache.append(*pair, None if counts is None else np.minimum(counts, want.shape[2]))
+    for b, n in enumerate(cache.lengths.tolist()):
+        got = held(cache, b)
+        np.testing.assert_array_equal(got[own == "v"], want[b, :, :n])
+        np.testing.assert_array_equal(got[own == "k"], other[b, :, :n])
 
 
 @pytest.mark.parametrize("key", DTYPES)
@@ -249,47 +285,37 @@ def test_the_pool_grows_for_forks() -> None:
         np.testing.assert_array_equal(held(fork, 0)[1], v[0])
 
 
-# ------------------------------------------------------------------ the object itself
-@layouts
-def test_copies_and_pickles(page_size: int | None) -> None:
-    rng = np.random.default_rng(10)
-    cache, model = new(3, 9, page_size), Model(3)
-    k, v = tokens(rng, 3, 5)
-    cache.append(k, v, [5, 0, 2])
-    model.append(k, v, [5, 0, 2])
-    copies = [copy.copy(cache), copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
-    cache.truncate(0)
-    for other in copies:
-        assert (other.capacity, other.page_size, other.dtype) == (9, page_size, np.float32)
-        check(other, model)
-        other.append(k[:, :, :1], v[:, :, :1])
+def test_the_pool_grows_to_twice_its_size() -> None:
+    rng = np.random.default_rng(9)
+    cache = new(1, 8, page_size=2)
+    cache.append(*tokens(rng, 1, 8))
+    fork = cache.fork([0])
+    fork.truncate(7)
+    fork.append(*tokens(rng, 1, 1))
+    assert len(cache.k_pages) == len(cache.v_pages) == 8, "one page was missing"
 
 
-def test_attributes_and_repr() -> None:
-    cache = ds.KVCache(np.int64(2), 3, 5, 4, dtype="float16", page_size=2)
-    assert (cache.batch, cache.kv_heads, cache.capacity, cache.head_dim, cache.head_dim_v, cache.page_size) == (
-        2, 3, 5, 4, 4, 2,
-    )  # fmt: skip
-    assert repr(cache) == (
-        "KVCache(batch=2, kv_heads=3, capacity=5, head_dim=4, dtype=float16, page_size=2, lengths=[0, 0])"
-    )
-    assert repr(new(1, 2)) == (
-        "KVCache(batch=1, kv_heads=2, capacity=2, head_dim=3, head_dim_v=4, dtype=float32, lengths=[0])"
-    )
-    assert new(1, 2).nbytes == HEADS * 2 * (HEAD_DIM + HEAD_DIM_V) * 4
-
-
-@pytest.mark.parametrize(
-    ("page_size", "names"), [(None, ("k_pages", "v_pages", "page_table", "pages_used")), (2, ("k", "v"))]
-)
-def test_what_the_other_layout_has(page_size: int | None, names: tuple[str, ...]) -> None:
-    for name in names:
-        with pytest.raises(AttributeError, match=f"has no {name}"):
-            getattr(new(1, 4, page_size), name)
-
-
-def test_what_it_shows_cannot_be_written() -> None:
-    for page_size, names in ((None, ("k", "v")), (2, ("k_pages", "v_pages"))):
-        for name in names:
-            with pytest.raises(ValueError, match="read-only"):
-                getattr(new(1, 4, page_size), name)[...] = 0
+def test_forks_that_are_gone_leave_nothing() -> None:
+    """No word of them, no page that they used, and no reason to copy a page."""
+    rng = np.random.default_rng(12)
+    cache, model = new(1, 8, page_size=4), Model(1)
+    k, v = tokens(rng, 1, 3)
+    cache.append(k, v)
+    model.append(k, v, [3])
+    table = cache.page_table.tolist()
+    for _ in range(100):
+        cache.fork([0])
+    pool = cache._storage.pool
+    assert len(pool.retired) <= 1
+    k, v = tokens(rng, 1, 5)
+    cache.append(k[:, :, :1], v[:, :, :1])
+    assert cache.page_table.tolist() == table, "a page was copied that nobody shares"
+    fork = cache.fork([0])
+    fork.append(k[:, :, 1:], v[:, :, 1:])
+    del fork
+    cache.append(k[:, :, 1:], v[:, :, 1:])
+    model.append(k, v, [5])
+    check(cache, model)
+    assert len(cache.k_pages) == 2, "the pool grew for a fork that is gone"
+    assert not pool.retired
+    assert len(pool.users) == 1

@@ -200,15 +200,36 @@ def test_refused(page_size: int | None) -> None:
     with ds.use_backend("reference"):
         with pytest.raises(TypeError, match="kv_lengths"):
             cache.attention(q, kv_lengths=LENGTHS)
-        for wrong in (q[:1], q[0], q[..., None]):
-            with pytest.raises(ValueError, match="q must have the shape"):
+        heads = normal("f32", BATCH, 3, 1, HEAD_DIM)
+        for wrong in (q[:1], q[0], q[..., None], q[..., 1:], heads):
+            with pytest.raises(ValueError, match=r"q must have the shape .*\(3, a multiple of 2, queries, 16\)"):
                 cache.attention(wrong)
-        for name, dtype in (("mask", bool), ("bias", float)):
-            with pytest.raises(ValueError, match=name):
-                cache.attention(q, **{name: np.ones(KEYS + 1, dtype)})
-        with pytest.raises(ValueError, match="block_mask"):
-            cache.attention(q, block_mask=ds.BlockMask(np.ones((1, KEYS // 2), bool), 1, 2))
+        for kind in (np.complex64, str):
+            with pytest.raises(TypeError, match="q must be float16"):
+                cache.attention(q.astype(kind))
+        with pytest.raises(TypeError, match="q is bfloat16 and the cache float16"):
+            filled("f16", page_size).attention(q.astype(DTYPES["bf16"]))
         with pytest.raises(TypeError, match="sideways"):
             cache.attention(q, sideways=True)
         with pytest.raises(TypeError, match="mask"):
             cache.attention(q, mask=np.ones(KEYS, np.float32))
+
+
+@layouts
+@pytest.mark.parametrize("lengths", [LENGTHS, (1, 1, 1)], ids=["ragged", "one"])
+def test_wrong_masks_are_called_what_they_are(page_size: int | None, lengths: tuple[int, ...]) -> None:
+    """The shape given and the one wanted, without what pages add."""
+    cache = filled("f32", page_size, lengths=lengths)
+    q = normal("f32", BATCH, HEADS_Q, 2, HEAD_DIM)
+    keys = max(lengths)
+    wanted = rf"does not broadcast to the shape of the scores.* \({BATCH}, {HEADS_Q}, "
+    for shape in ((keys + 1,), (5, keys), (2, 1, 1, keys), (1, 1, 1, 1, keys)):
+        for name, dtype in (("mask", bool), ("bias", float)):
+            given = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+            with pytest.raises(ValueError, match=rf"{name} has shape \({given}\), which {wanted}2, {keys}\)"):
+                cache.attention(q, **{name: np.ones(shape, dtype)})
+    blocks = -(-keys // 2)
+    with pytest.raises(ValueError, match=rf"block_mask has shape \(1, {blocks + 1}\), which {wanted}2, {blocks}\)"):
+        cache.attention(q, block_mask=ds.BlockMask(np.ones((1, blocks + 1), bool), 1, 2))
+    with pytest.raises(TypeError, match=r"block_mask must be a dualsoft\.BlockMask"):
+        cache.attention(q, block_mask=np.ones(keys, bool))

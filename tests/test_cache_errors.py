@@ -29,6 +29,19 @@ def test_refused_sizes(name: str, value: Any, error: type[Exception]) -> None:
         ds.KVCache(**GOOD | {name: value})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch": 2**70}, {"kv_heads": 2**61}, {"capacity": 2**62}, {"head_dim": 2**62}, {"head_dim_v": 2**62},
+        {"batch": 2**62, "capacity": 0}, {"page_size": 2**62}, {"page_size": 2**62, "capacity": 0},
+        {"capacity": 2**62, "page_size": 1}, {"batch": 2**31, "capacity": 2**30},
+    ],
+)  # fmt: skip
+def test_sizes_beyond_any_memory(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="batch, kv_heads, capacity, head_dim, head_dim_v and page_size together"):
+        ds.KVCache(**GOOD | wrong)
+
+
 K, V = np.ones((2, HEADS, 3, HEAD_DIM), np.float32), np.ones((2, HEADS, 3, HEAD_DIM_V), np.float32)
 ERRORS: dict[str, tuple[Callable[[ds.KVCache], Any], type[Exception], str]] = {
     "k of another rank": (lambda c: c.append(K[0], V), ValueError, r"k must have the shape .*\(2, 2, tokens, 3\), got"),
@@ -67,11 +80,13 @@ def test_errors_write_nothing(page_size: int | None, what: str) -> None:
     k, v = tokens(rng, 2, 4)
     cache.append(k, v, [2, 4])
     model.append(k, v, [2, 4])
-    memory = [x.copy() for x in ((cache.k, cache.v) if page_size is None else (cache.k_pages, cache.page_table))]
+
+    def memory() -> tuple[Any, ...]:
+        return (cache.k, cache.v) if page_size is None else (cache.k_pages, cache.v_pages, cache.page_table)
+
+    copies = [x.copy() for x in memory()]
     with pytest.raises(error, match=message):
         call(cache)
     check(cache, model)
-    for now, before in zip(
-        (cache.k, cache.v) if page_size is None else (cache.k_pages, cache.page_table), memory, strict=True
-    ):
+    for now, before in zip(memory(), copies, strict=True):
         np.testing.assert_array_equal(now, before)

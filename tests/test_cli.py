@@ -1,5 +1,7 @@
 """``python -m dualsoft``: what it prints and its exit status."""
 
+import re
+
 import pytest
 from conftest import USABLE
 from process import ROOT, python
@@ -22,8 +24,45 @@ def test_info_and_self_test() -> None:
         *(name.partition(":")[2] or name for name in USABLE),
     ):
         assert word in done.stdout.lower(), f"{word} not in:\n{done.stdout}"
-    for function in ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp"):
-        assert function in done.stdout
+    for function in (
+        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "normalize", "attention",
+        "attention_varlen", "attention_paged", "attention_state", "KVCache", "BlockMask",
+    ):  # fmt: skip
+        assert re.search(rf"^  {function} +[\d.e+]+ ", done.stdout, re.MULTILINE), f"{function} has no row"
+    tables = done.stdout.partition("\nself-test")[0].splitlines()
+    columns = {re.match(r"  \S+ +", line).end() for line in tables if line.startswith("  ")}  # type: ignore[union-attr]
+    assert len(columns) == 1, f"the second columns begin at {columns}"
+
+
+@pytest.mark.skipif(not has_kernels, reason="no compiled level can be used here")
+def test_what_is_not_tested_is_said() -> None:
+    code = """
+import runpy, sys
+from dualsoft import selftest, speed
+found = selftest.importlib.util.find_spec
+selftest.importlib.util.find_spec = lambda name, *rest: None if name == "ml_dtypes" else found(name, *rest)
+kinds = selftest.dtypes()
+selftest.run_checks = lambda names: [selftest.Check(b, "softmax", kind, "case", 0.5) for b in names for kind in kinds]
+speed.timings = list
+sys.argv = ["dualsoft"]
+runpy.run_module("dualsoft", run_name="__main__")
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "bfloat16: not tested, ml_dtypes is not installed" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    code = f"""
+import subprocess, sys
+command = [sys.executable, "-m", "dualsoft", "trace", *map(str, range(20000))]
+program = subprocess.Popen(command, cwd={str(ROOT)!r}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+program.stdout.read(10)
+program.stdout.close()
+print(program.stderr.read().decode(), program.wait())
+"""
+    done = python("-c", code)
+    assert done.stdout.split() == ["1"], done.stdout
 
 
 @pytest.mark.skipif(not has_kernels, reason="no compiled level can be used here")

@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ MATHEMATICS = {
 }  # fmt: skip
 ALGORITHMS = [name for name in ds.algorithms.__all__ if not name.endswith("Algorithm")]
 COMPUTED = [getattr(ds, name) for name in PUBLIC] + [getattr(ds.algorithms, name) for name in ALGORITHMS]
+# Methods whose one line says of which function their arguments are.
+AS_A_FUNCTION = {"SoftmaxState.update"}
+METHODS = [
+    getattr(kind, name)
+    for kind in (getattr(ds, name) for name in PUBLIC)
+    if inspect.isclass(kind)
+    for name, member in vars(kind).items()
+    if not name.startswith("_") and isinstance(member, FunctionType | classmethod | staticmethod)
+]
 PAPERS = {
     "softmax": "1805.02867", "softmax_state": "1805.02867", "online_softmax": "1805.02867", "attention": "2205.14135",
     "attention_paged": "2309.06180", "KVCache": "2309.06180", "attention_state": "2112.05682",
@@ -76,6 +86,23 @@ def test_docstring(thing: Any) -> None:
     if thing.__name__ in MATHEMATICS:
         assert found & {"Notes", "References"}
     assert PAPERS.get(thing.__name__, "") in text, "the paper is not named"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda f: f.__qualname__)
+def test_docstring_of_a_method(method: Any) -> None:
+    text = method.__doc__ or ""
+    found = sections(text)
+    assert ">>> " in text, "no example"
+    assert "Examples" in found
+    signature = inspect.signature(method)
+    parameters = [p for p in signature.parameters if p not in ("self", "cls")]
+    if method.__qualname__ not in AS_A_FUNCTION:
+        assert not parameters or "Parameters" in found
+        for parameter in parameters:
+            assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
+                f"{parameter} is not described"
+            )
+    assert all(signature.parameters[name].annotation is not inspect.Parameter.empty for name in parameters)
 
 
 @pytest.mark.parametrize("thing", COMPUTED, ids=lambda f: f.__name__)

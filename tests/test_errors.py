@@ -234,13 +234,31 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
 }
 
 
+# what has a truth value and is none; each would be True
+UNTRUE = ("False", np.nan, 1.0, 2, -1, None, [1], (True,), object(), np.array(1.0), np.float64(1), np.array(["x"]))
+
+
+@pytest.mark.parametrize("value", UNTRUE, ids=repr)
+def test_what_is_no_truth_value(value: Any) -> None:
+    expect(TypeError, ("keepdims", "True or False"), lambda: ds.logsumexp(X, 1, keepdims=value))
+    expect(TypeError, ("return_sign", "True or False"), lambda: ds.logsumexp(X, 1, return_sign=value))
+    expect(TypeError, ("include_initial", "True or False"), lambda: ds.cumulative_logsumexp(X, include_initial=value))
+
+
 @pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
 def test_other_arguments(case: Any) -> None:
     expect(case[1], case[2], case[0])
 
 
 def test_truth_values_of_numpy_are_taken() -> None:
-    assert ds.logsumexp(X, 1, keepdims=np.True_).shape == (3, 1)
+    for true in (True, 1, np.True_, np.int8(1), np.uint64(1), np.array(True), np.array(1), np.array([True])):
+        assert ds.logsumexp(X, 1, keepdims=true).shape == (3, 1)
+        causal = ds.attention(X, X, X, causal=true, return_lse=true)
+        for got, want in zip(causal, ds.attention(X, X, X, causal=True, return_lse=True), strict=True):
+            np.testing.assert_array_equal(got, want)
+    for false in (False, 0, np.False_, np.int64(0), np.array(False), np.array([0])):
+        assert ds.logsumexp(X, 1, keepdims=false, return_sign=false).shape == (3,)
+        np.testing.assert_array_equal(ds.attention(X, X, X, causal=false, return_lse=false), ds.attention(X, X, X))
     assert len(ds.logsumexp(X, 1, return_sign=np.array([1]))) == 2
     assert ds.cumulative_logsumexp(X, include_initial=np.False_).shape == X.shape
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,9 @@ def test_mixture_reaches_the_same_log_likelihood() -> None:
 def test_mixture_notices_a_difference() -> None:
     """With a logsumexp that is off by 1e-6, the run must fail with both numbers in the message."""
     code = f"""
-import runpy, sys, dualsoft
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import dualsoft
 right = dualsoft.logsumexp
 dualsoft.logsumexp = lambda *a, **k: right(*a, **k) * (1 + 1e-6)
 sys.argv = {["mixture.py", *SMALL]!r}
@@ -76,11 +79,12 @@ generate.load = lambda: loaded
 QUESTION = "What is the capital of France?"
 for arguments in (
     [QUESTION, "--temperature", "0", "--max-tokens", "12"],
-    [QUESTION, "--temperature", "0", "--max-tokens", "12", "--seed", "5"],
-    ["Tell me a story.", "--max-tokens", "10", "--seed", "7"],
-    ["Tell me a story.", "--max-tokens", "10", "--seed", "7"],
-    ["Tell me a story.", "--max-tokens", "10", "--seed", "8"],
-    ["One, two, three, four,", "--raw", "--temperature", "0", "--max-tokens", "2"],
+    [QUESTION, "--max-tokens", "12", "--seed", "5"],
+    [QUESTION, "--temperature", "1e-310", "--max-tokens", "12"],
+    ["Tell me a story.", "--max-tokens", "10", "--temperature", "0.7", "--seed", "7"],
+    ["Tell me a story.", "--max-tokens", "10", "--temperature", "0.7", "--seed", "7"],
+    ["Tell me a story.", "--max-tokens", "10", "--temperature", "0.7", "--seed", "8"],
+    ["One, two, three, four,", "--raw", "--max-tokens", "2"],
 ):
     assert generate.main(arguments) == 0
     print("---")
@@ -90,6 +94,28 @@ assert tokens.chat("Hi", "Be kind.").count(tokens.end) == 2
 text = "na\\u00efve \\u4f60\\u597d \\U0001f642!"
 assert "".join(tokens.stream(tokens.encode(text))) == text
 assert all("\\ufffd" not in piece for piece in tokens.stream(tokens.encode(text)))
+# the replacement character as text, before and after characters of several tokens
+text = "\\ufffd\\U0001f9ff\\ufffd\\ufffd\\u9f98\\ufffd"
+assert "".join(tokens.stream(tokens.encode(text))) == text
+every = "".join(map(chr, [*range(0x20, 0x500), *range(0x4e00, 0x4e40), *range(0x1f300, 0x1f340)]))
+assert "".join(tokens.stream(tokens.encode(every))) == every
+# bytes that are no character, at the end too
+assert "".join(tokens.stream(tokens.encode("\\U0001f9ff")[:-1])) == "\\ufffd"
+
+class Ending:
+    # standard output that is interrupted at the third piece
+    pieces = 0
+    def write(self, text):
+        self.pieces += 1
+        if self.pieces == 3:
+            raise KeyboardInterrupt
+        return len(text)
+    def flush(self):
+        pass
+plain, sys.stdout = sys.stdout, Ending()
+status = generate.main(["Tell me a story."])
+sys.stdout = plain
+assert status == 130, status
 """
 
 
@@ -97,14 +123,31 @@ assert all("\\ufffd" not in piece for piece in tokens.stream(tokens.encode(text)
 def test_generate_writes_text() -> None:
     done = python("-c", CONVERSATIONS, PYTHONPATH=str(ROOT), PYTHONIOENCODING="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
-    first, second, story, again, other, counting = (part.strip() for part in done.stdout.split("---")[:6])
+    first, second, cold, story, again, other, counting = (part.strip() for part in done.stdout.split("---")[:7])
     assert "Paris" in first
-    assert first == second, "at temperature 0 the seed must not matter"
+    assert first == second, "at temperature 0, the default, the seed must not matter"
+    assert first == cold, "near temperature 0 the likeliest token must be drawn"
     assert story == again, "the same seed must give the same text"
     assert story != other
     assert "five" in counting
-    assert len(re.findall(r"^prefill: \d+ tokens in [\d.]+ s, [\d.]+ tokens/s$", done.stderr, re.MULTILINE)) == 6
-    assert len(re.findall(r"^decode: \d+ tokens in [\d.]+ s, [\d.]+ tokens/s$", done.stderr, re.MULTILINE)) == 6
+    # seven conversations, and one that was interrupted
+    assert len(re.findall(r"^prefill: \d+ tokens in [\d.]+ s, [\d.]+ tokens/s$", done.stderr, re.MULTILINE)) == 8
+    assert len(re.findall(r"^decode: \d+ tokens in [\d.]+ s, [\d.]+ tokens/s$", done.stderr, re.MULTILINE)) == 8
+
+
+def readme_command(script: str) -> list[str]:
+    """The arguments of the first command of the README that runs an example, as a shell splits them."""
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"python examples/{script}.py"):
+            return shlex.split(line)[1:]
+    pytest.fail(f"the README has no command for {script}.py", pytrace=False)
+
+
+@needs_model
+def test_the_command_in_the_readme_answers_the_question() -> None:
+    done = python(*readme_command("generate"), cwd=ROOT, PYTHONPATH=str(ROOT), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The capital of France is Paris.\n"
 
 
 @needs_model
@@ -149,12 +192,85 @@ sys.exit({script}.main(["Hello"]))
 
 @pytest.mark.parametrize(
     "wrong",
-    [["Hi", "--top-p", "1.5"], ["Hi", "--temperature", "-1"], ["Hi", "--max-tokens", "0"], ["Hi", "--seed", "x"], []],
-)
+    [
+        ["Hi", "--top-p", "1.5"], ["Hi", "--temperature", "-1"], ["Hi", "--max-tokens", "0"], ["Hi", "--seed", "x"], [],
+        ["Hi", "--backend", "nonsense"], ["Hi", "--backend", "cpu:x86_64_v9"], ["Hi", "--system", "\udcff"],
+        ["--check", "--raw"], ["--check", "--temperature", "0.5"], ["Hi", "--raw", "--system", "Be kind."],
+    ],
+)  # fmt: skip
 def test_generate_refuses_a_wrong_command_line(wrong: list[str]) -> None:
+    """Before it loads anything."""
     done = python(GENERATE, *wrong, PYTHONPATH=str(ROOT))
     assert done.returncode == 2
     assert (wrong[1] if wrong else "prompt") in done.stderr
+    assert "loaded" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", [GENERATE, EMBED], ids=["generate", "embed"])
+def test_prompts_that_are_no_text_and_backends_that_are_none(script: str) -> None:
+    done = python(script, "\udcff\udcfe", PYTHONPATH=str(ROOT), PYTHONUTF8="1")
+    assert done.returncode == 2
+    assert "must be text in the encoding of the locale" in done.stderr
+    done = python(script, "Hello", PYTHONPATH=str(ROOT), DUALSOFT_SIMD="nonsense")
+    assert done.returncode == 2
+    assert "DUALSOFT_SIMD=nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_check_has_no_prompt() -> None:
+    done = python(GENERATE, "Hi", "--check", "--raw", PYTHONPATH=str(ROOT))
+    assert done.returncode == 2
+    assert "has no use for prompt, --raw" in done.stderr
+
+
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import terminal
+def main():
+    for _ in range(20000):
+        print("na\\u00efve")
+    print("enough", file=sys.stderr)
+    return 3
+sys.exit(terminal.run(main))
+"""
+
+
+def test_a_program_whose_reader_leaves_ends_quietly() -> None:
+    code = f"""
+import subprocess, sys
+program = subprocess.Popen([sys.executable, "-c", {PROGRAM!r}], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+program.stdout.read(3)
+program.stdout.close()
+print(program.stderr.read().decode(), program.wait())
+"""
+    done = python("-c", code, PYTHONPATH=str(ROOT))
+    assert done.stdout.split() == ["141"], done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_said_in_a_line() -> None:
+    code = f"""
+import subprocess, sys
+with open("/dev/full", "w") as full:
+    done = subprocess.run([sys.executable, "-c", {PROGRAM!r}], stdout=full, stderr=subprocess.PIPE, text=True)
+print(done.returncode, done.stderr.count(chr(10)), done.stderr)
+"""
+    done = python("-c", code, PYTHONPATH=str(ROOT))
+    status, lines, *message = done.stdout.split()
+    assert (status, lines) == ("1", "1")
+    assert "No space left on device" in " ".join(message)
+
+
+def test_characters_that_the_output_lacks_and_interruptions() -> None:
+    done = python("-c", PROGRAM, PYTHONPATH=str(ROOT), PYTHONIOENCODING="ascii")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("na\\xefve\n")
+    code = PROGRAM.replace("    return 3", "    raise KeyboardInterrupt")
+    done = python("-c", code, PYTHONPATH=str(ROOT))
+    assert done.returncode == 130
+    assert done.stderr == "enough\n"
 
 
 def test_the_nucleus() -> None:
@@ -175,6 +291,8 @@ for top_p, kept in ((0, [1]), (0.3, [1]), (0.5, [1, 3]), (0.7, [1, 3, 4]), (0.9,
     deviation = np.sqrt(4000 * want * (1 - want))
     assert (np.abs(drawn - 4000 * want) <= 5 * deviation).all(), (top_p, drawn)
 assert draw(logits, 0, 1.0, rng) == 1
+for temperature in (1e-310, 5e-324):
+    assert {{draw(logits, temperature, 1.0, rng) for _ in range(10)}} == {{1}}
 assert {{draw(logits, 0.01, 1.0, rng) for _ in range(100)}} == {{1}}
 """
     done = python("-c", code, PYTHONPATH=str(ROOT))
@@ -189,6 +307,24 @@ def test_embed_prints_the_published_similarities() -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.split()[1:4] for line in done.stdout.splitlines()[1:]]
     assert rows == [["1.0000", "0.6660", "0.1046"], ["0.6660", "1.0000", "0.1411"], ["0.1046", "0.1411", "1.0000"]]
+
+
+@needs_minilm
+def test_every_sentence_has_one_line() -> None:
+    done = python(
+        EMBED, "It\nrains.\r\x1b[1m", "Caf\u00e9", PYTHONPATH=str(ROOT), PYTHONIOENCODING="ascii", timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(maxsplit=3)[3].strip() for line in done.stdout.splitlines()[1:]] == [
+        "It rains.  [1m",
+        "Caf\\xe9",
+    ]
+
+
+def test_embed_says_what_counts() -> None:
+    done = python(EMBED, "--help", PYTHONPATH=str(ROOT))
+    assert "256 tokens" in done.stdout
+    assert "256 tokens" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @needs_minilm

@@ -117,7 +117,7 @@ template <class C> void check_score_scale() {
         g.that(std::fabs(std::frexp(double(made.fold), &exponent)) == 0.5, "%g: queries times %g are rounded", scale, double(made.fold));
         g.that(made.unit > 0 && made.lanes > 0 && is_finite(made.lanes), "%g: scores in units of %g, %g", scale, made.unit, double(made.lanes));
         if (std::fabs(scale) > 1e-25 && std::fabs(scale) < 1e25)
-            g.that(made.unit > 0.5 && made.unit <= 1 && made.lanes == C(made.unit), "%g: scores in units of %g", scale, made.unit);
+            g.that(made.unit >= 1 && made.unit < 2 && made.lanes == C(made.unit), "%g: scores in units of %g", scale, made.unit);
     }
     const score_scale<C> zero(0), infinite(-INF), nan(NAN);
     g.that(zero.fold == 0 && zero.unit == 1, "0 = %g times %g", double(zero.fold), zero.unit);

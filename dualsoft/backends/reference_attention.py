@@ -126,13 +126,15 @@ def _scores(problem: AttentionProblem, one: _Sequence, head: int, q: Array, k: A
         s = _added(problem, s, _widened(one.bias[head], compute))
     if one.slopes is not None:
         i, j = np.arange(s.shape[0])[:, None], np.arange(s.shape[1])
-        s = _added(problem, s, -compute.type(one.slopes[head]) * np.abs(i + one.offset - j).astype(compute))
+        slope = compute.type(one.slopes[head])
+        penalty = -slope * np.abs(i + one.offset - j).astype(compute)
+        s = _added(problem, s, np.maximum(penalty, _lowest(problem)) if np.isfinite(slope) else penalty)
     return s
 
 
 def _added(problem: AttentionProblem, s: Array, bias: Array) -> Array:
-    """Return ``s + bias``; finite numbers never add up to -inf in the arithmetic of the problem."""
-    total = s + bias
+    """Return ``s + bias``: -inf where one of them is, and never where both are finite in the problem's arithmetic."""
+    total = np.where(np.isneginf(s) | np.isneginf(bias), -np.inf, s + bias)
     lowest = _lowest(problem)
     return np.where(np.isfinite(s) & np.isfinite(bias), np.maximum(total, lowest), total)
 
@@ -187,6 +189,7 @@ def _write(problem: AttentionProblem, one: _Sequence, head: int, found: _Head) -
     if problem.m is None and problem.sinks is not None:
         out, m, d = _with_sink(found, m.dtype.type(problem.sinks[head]))
     if problem.m is not None:
+        out, m, d = _within(out.dtype.type(np.finfo(one.out.dtype).max), found)
         values: tuple[Array, ...] = (m, d)
     else:
         out = np.where((d == 0)[:, None], 0, np.where(np.isinf(d)[:, None], np.nan, out / d[:, None]))
@@ -194,6 +197,16 @@ def _write(problem: AttentionProblem, one: _Sequence, head: int, found: _Head) -
     one.out[head] = out.astype(one.out.dtype)
     for array, value in zip(one.statistics, values, strict=False):
         array[head] = value
+
+
+def _within(largest: Any, found: _Head) -> _Head:
+    """Return the sums with rows that hold a finite number beyond ``largest`` as their mean, of weight 1."""
+    out, m, d = found
+    beyond = (np.isfinite(out) & (np.abs(out) > largest)).any(axis=1)
+    if not beyond.any():
+        return found
+    mean = np.where(beyond[:, None], out / d[:, None], out)
+    return _Head(mean, np.where(beyond, m + np.log(d), m), np.where(beyond, 1, d))
 
 
 def _with_sink(found: _Head, sink: Any) -> _Head:
