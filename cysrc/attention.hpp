@@ -104,7 +104,8 @@ struct row_of {
 };
 
 // scale = fold · unit. The power of two is folded into the queries, which rounds nothing; scores are then in units of `unit`, from 1 to 2:
-// they overflow no sooner than the scaled ones, and it costs nothing where the exponent is taken. Only scales beyond what lanes hold leave more to unit; `lanes` is what lanes hold of it.
+// they overflow no sooner than the scaled ones, and it costs nothing where the exponent is taken. Only scales beyond what lanes hold leave more
+// to unit; `lanes` is what lanes hold of it.
 template <class C> struct score_scale {
     C fold, lanes;
     double unit;

@@ -47,10 +47,10 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
     if (unit != 1)
         for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, load_lanes(s + k) * unit);
     if (t.softcap != 0) {
-        // within what the quotient and the product can be
-        constexpr double most = sizeof(C) == 4 ? 0x1p100 : 0x1p1000;
-        const C cap = C(std::min(most, std::max(1 / most, t.softcap)));
-        for (ptrdiff_t k = 0; k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
+        const C cap = C(t.softcap);
+        const bool ordinary = t.softcap > 0x1p-100 && t.softcap < 0x1p100;     // quotient and product stay what lanes hold
+        for (ptrdiff_t k = 0; ordinary && k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
+        for (ptrdiff_t k = 0; !ordinary && k < n; ++k) s[k] = C(std::tanh(double(s[k]) / t.softcap) * t.softcap);
     }
     if (t.base[AT_BIAS]) {
         C bias[KEY_BLOCK<C>];
@@ -72,8 +72,9 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
             const ptrdiff_t distance = position - (j + k);
             const double penalty = slope * double(distance < 0 ? -distance : distance);
             const C y = s[k] - C(finite ? std::min(double(most), std::max(-double(most), penalty)) : penalty);
-            // as with biases: finite numbers do not hide, and what is unseen stays so
-            s[k] = s[k] == LOWEST<C> ? s[k] : finite && s[k] > LOWEST<C> && y < -most ? -most : y;
+            // as with biases: finite numbers do not hide, infinite ones do, and what is unseen stays so
+            const bool unseen = s[k] == LOWEST<C> || (!finite && penalty > 0 && !is_finite(penalty));
+            s[k] = unseen ? LOWEST<C> : finite && s[k] > LOWEST<C> && y < -most ? -most : y;
         }
     }
     if (t.base[AT_MASK]) fill_hidden(s, q.at(AT_MASK, at.h, at.i) + j * t.item[AT_MASK], t.item[AT_MASK], known, LOWEST<C>);

@@ -57,7 +57,8 @@ def attention(
         Whether query i sees only the keys ``j <= i + offset``.
     causal_offset : int or array_like of int, optional
         ``offset``, for all or one for each sequence (the batch shape). By default the number of keys less Sq: the last
-        query sees the last key, as with a cache. 0 is the convention of ``is_causal`` in PyTorch.
+        query sees the last key, as with a cache. 0 is the convention of ``is_causal`` in PyTorch. With slopes or a far
+        window, at most 2**40 from 0.
     window : (int or None, int or None), optional
         ``(left, right)``: ``i + offset - left <= j <= i + offset + right``. None or -1: no bound.
     scale : real number, optional

@@ -42,8 +42,9 @@ class AttentionState(Frozen):
     Notes
     -----
     Rows have one form each. No key seen: out 0, m -inf, d 0, whatever ``out`` held (NaN included). A score of NaN seen:
-    d and out NaN, m -inf. Else a score of +inf seen: m and d inf, out NaN. M. N. Rabe and C. Staats, *Self-attention
-    does not need O(n^2) memory*, 2021 (arXiv 2112.05682).
+    d and out NaN, m -inf. Else a score of +inf seen: m and d inf, out NaN. Where the sum in ``out`` would overflow, it
+    is the mean, with d = 1 and the lse in m. M. N. Rabe and C. Staats, *Self-attention does not need O(n^2) memory*,
+    2021 (arXiv 2112.05682).
 
     Examples
     --------

@@ -126,7 +126,19 @@ class SoftmaxState(Frozen):
     ) -> "SoftmaxState":
         """Return the state with the elements of ``x`` added: ``merge(self, softmax_state(x, ...))``.
 
-        Parameters and errors are those of ``softmax_state``; ``x`` must reduce to the shape of the state.
+        Parameters
+        ----------
+        x, axis, where, scale
+            As in ``softmax_state``; ``x`` must reduce to the shape of the state.
+
+        Returns
+        -------
+        SoftmaxState
+
+        Raises
+        ------
+        numpy.exceptions.AxisError, ValueError, TypeError
+            As ``softmax_state``; ValueError also when ``x`` reduces to another shape.
 
         Examples
         --------

@@ -1,6 +1,7 @@
 """The algebra of attention's partial results on bare arrays: (out, m, d), NumPy or CuPy.
 
-``out = sum exp(s - m)·v`` of shape (..., Dv), ``d = sum exp(s - m)``, ``m`` the maximum of s; m and d are float64.
+``out = sum exp(s - m)·v`` of shape (..., Dv), ``d = sum exp(s - m)``, ``m`` the maximum of s, or the lse (and d = 1)
+where the sum would be too large for the dtype of ``out``; m and d are float64.
 """
 
 import math
@@ -45,10 +46,20 @@ def merge_triples(
         is_nan = xp.isnan(d_a) | xp.isnan(d_b)
         d = xp.where(is_nan, np.nan, d_a * alpha_a + d_b * alpha_b)
         out = (scaled(out_a, alpha_a) + scaled(out_b, alpha_b)).astype(xp.result_type(out_a.dtype, out_b.dtype))
+        beyond = (~xp.isfinite(out) & xp.isfinite(out_a) & xp.isfinite(out_b)).any(-1) & xp.isfinite(d) & (d > 0)
+        if is_cupy(d) or beyond.any():
+            # A sum of finite numbers that out does not hold becomes the mean, of weight 1.
+            mean = _mean(out_a, d_a, d_a * alpha_a / d) + _mean(out_b, d_b, d_b * alpha_b / d)
+            out = xp.where(beyond[..., None], mean, out).astype(out.dtype)
+            m, d = xp.where(beyond, m + xp.log(d), m), xp.where(beyond, 1.0, d)
         # An empty side changes nothing, not even the sign of a zero.
         out = xp.where((d_b == 0)[..., None], out_a, xp.where((d_a == 0)[..., None], out_b, out))
         d = xp.where(xp.isposinf(m) & ~is_nan, np.inf, d)
     return canonical(out, m, d)
+
+
+def _mean(out: Array, d: Array, share: Array) -> Array:
+    return scaled(out / d[..., None], share)
 
 
 def scaled(out: Array, factor: Array) -> Array:

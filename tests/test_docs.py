@@ -27,8 +27,6 @@ MATHEMATICS = {
 }  # fmt: skip
 ALGORITHMS = [name for name in ds.algorithms.__all__ if not name.endswith("Algorithm")]
 COMPUTED = [getattr(ds, name) for name in PUBLIC] + [getattr(ds.algorithms, name) for name in ALGORITHMS]
-# Methods whose one line says of which function their arguments are.
-AS_A_FUNCTION = {"SoftmaxState.update"}
 METHODS = [
     getattr(kind, name)
     for kind in (getattr(ds, name) for name in PUBLIC)
@@ -96,12 +94,11 @@ def test_docstring_of_a_method(method: Any) -> None:
     assert "Examples" in found
     signature = inspect.signature(method)
     parameters = [p for p in signature.parameters if p not in ("self", "cls")]
-    if method.__qualname__ not in AS_A_FUNCTION:
-        assert not parameters or "Parameters" in found
-        for parameter in parameters:
-            assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
-                f"{parameter} is not described"
-            )
+    assert not parameters or "Parameters" in found
+    for parameter in parameters:
+        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
+            f"{parameter} is not described"
+        )
     assert all(signature.parameters[name].annotation is not inspect.Parameter.empty for name in parameters)
 
 
