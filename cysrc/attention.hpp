@@ -283,12 +283,12 @@ template <class C> void settle_overflow(ptrdiff_t columns, C* o, const C* shrunk
     m += std::log(d);
     d = 1;
 }
-// Whether that happened to a row: something in o is not finite, and no score is to blame.
+// Whether that happened to a row: something in o (whole registers) is not finite, and no score is to blame.
 template <class C> bool overflowed(ptrdiff_t columns, const C* o, double m, double d) {
     if (!is_finite(d) || m == std::numeric_limits<double>::infinity()) return false;
-    for (ptrdiff_t e = 0; e < columns; ++e)
-        if (!is_finite(o[e])) return true;
-    return false;
+    vec_of<C> differences{};
+    for (ptrdiff_t e = 0; e < columns; e += simd<C>::width) differences += load_lanes(o + e) - load_lanes(o + e);
+    return any_nonzero<C>(differences);
 }
 
 }  // namespace

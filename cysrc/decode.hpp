@@ -313,7 +313,7 @@ template <class C, class K, class V> struct decode_rows {
         for (ptrdiff_t r = 0; r < rows; ++r) {
             C* o = outputs(r);
             double m = double(part<row_states<C>>(plan.states)->m[r]) * (t.has_options() ? 1 : scale.unit), d = weight(r);
-            if (overflowed(t.dim_v, o, m, d)) {
+            if (overflowed(plan.columns, o, m, d)) {
                 if (!again) again.reset(new shrunk_decode<C>(t, w));
                 settle_overflow(t.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
             }

@@ -34,7 +34,7 @@ template <class C> struct lane_arithmetic {
     using word = C;
     using vec = vec_of<C>;
     static constexpr int terms = 1;     // of the inner sum in a word
-    DS_INLINE static word scaled(word x, C factor) { return x * factor; }
+    DS_INLINE static vec scaled(vec x, C factor) { return x * factor; }
     DS_INLINE static vec spread(word x) { return x - vec{}; }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return fused(a, b, c); }
 };
@@ -46,14 +46,10 @@ struct pair_arithmetic {
     using vec = vec_f32;                // the bits of 32 bfloat16
     static constexpr int terms = 2;
     // By a power of two: exact, but for numbers below the normal ones.
-    DS_INLINE static word scaled(word x, float factor) {
-        const uint32_t parts[2] = {x.bits << 16, x.bits & 0xffff0000u};
-        float y[2];
-        uint32_t bits[2];
-        std::memcpy(y, parts, sizeof y);
-        for (float& z : y) z *= factor;
-        std::memcpy(bits, y, sizeof bits);
-        return {bits[0] >> 16 | (bits[1] & 0xffff0000u)};
+    DS_INLINE static vec scaled(vec x, float factor) {
+        const __m512i high = _mm512_set1_epi32(int(0xffff0000u)), bits = (__m512i)x;
+        const vec_f32 a = (vec_f32)_mm512_slli_epi32(bits, 16) * factor, b = (vec_f32)_mm512_and_si512(bits, high) * factor;
+        return (vec)_mm512_or_si512(_mm512_srli_epi32((__m512i)a, 16), _mm512_and_si512((__m512i)b, high));
     }
     DS_INLINE static vec spread(word x) { return (vec)_mm512_set1_epi32(int(x.bits)); }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }

@@ -108,9 +108,13 @@ template <class A> struct tiled_rows {
     }
     void scale_queries() {
         if (scale.fold == 1) return;
+        // whole registers: the memory goes on behind the last tile
         word* p = part<word>(plan.q);
-        const ptrdiff_t n = tiles() * plan.inner * TILE_ROWS;
-        for (ptrdiff_t i = 0; i < n; ++i) p[i] = A::scaled(p[i], scale.fold);
+        constexpr ptrdiff_t words = sizeof(typename A::vec) / sizeof(word);
+        for (ptrdiff_t i = 0; i < tiles() * plan.inner * TILE_ROWS; i += words) {
+            const typename A::vec x = A::scaled(load_bits<typename A::vec>(p + i), scale.fold);
+            std::memcpy((void*)(p + i), &x, sizeof x);
+        }
     }
 
     void pack_block(ptrdiff_t j0, uint64_t panels) {
@@ -239,7 +243,7 @@ template <class A> struct tiled_rows {
         for (ptrdiff_t r = 0; r < rows; ++r) {
             C* o = outputs(r);
             double m = largest(r), d = weight(r);
-            if (overflowed(plan.dim_v, o, m, d)) {
+            if (overflowed(plan.columns, o, m, d)) {
                 if (!again) again.reset(new shrunk_rows<C>(t, w));
                 settle_overflow(plan.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
             }
