@@ -5,6 +5,8 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <new>
 #include "convert.hpp"
 #include "products.hpp"
 
@@ -32,7 +34,7 @@ struct attention_task {
     // Whether anything but scale and position changes the scores. An infinite scale must meet the finished product: inf - inf is not what q·k is.
     bool has_options() const { return std::isinf(scale) || softcap != 0 || slopes || base[AT_BIAS] || base[AT_MASK] || base[AT_BLOCK_MASK]; }
     // A row of keys or values can be read where it lies.
-    template <class S> bool direct(int op, int storage_code) const { return code[op] == storage_code && item[op] == ptrdiff_t(sizeof(S)); }
+    template <class S> bool direct(int op) const { return code[op] == code_of<S> && item[op] == ptrdiff_t(sizeof(S)); }
 };
 
 struct key_range { ptrdiff_t lo, hi; };
@@ -173,12 +175,6 @@ template <class C> struct partial_rows {
     ptrdiff_t columns = 0;
 };
 
-template <class C> void keep_row(const partial_rows<C>& kept, ptrdiff_t slot, const C* o, double m, double d) {
-    std::copy(o, o + kept.columns, kept.o + slot * kept.columns);
-    kept.m[slot] = m;
-    kept.d[slot] = d;
-}
-
 // What the outputs of runs are added up in.
 template <class C> struct wider { using type = double; };
 template <> struct wider<double> { using type = long double; };
@@ -202,7 +198,7 @@ inline double join_sink(const attention_task& t, ptrdiff_t h, double& m, double&
 }
 // The end of a row: o = sum exp(s - m) v, in lanes or wider, and its pair become the output and its lse, or the three arrays of a state.
 // `out` is memory for the output's lanes and may be o.
-template <class C, class O> void finish_row(const sequence& q, row_of at, const O* o, C* out, double m, double d) {
+template <class C, class O> void finish_row(const sequence& q, row_of at, O* o, C* out, double m, double d) {
     const attention_task& t = *q.t;
     const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
     const double alpha = join_sink(t, at.h, m, d);
@@ -271,7 +267,7 @@ template <class C> struct merged_row {
         if (runs > 1) return finish_row(q, at, o, out, m, d);
         if (runs) std::copy(o, o + q.t->dim_v, out);
         else std::fill(out, out + q.t->dim_v, C(0));
-        finish_row(q, at, (const C*)out, out, m, d);
+        finish_row(q, at, out, out, m, d);
     }
 };
 
@@ -289,6 +285,37 @@ template <class C> bool overflowed(ptrdiff_t columns, const C* o, double m, doub
     vec_of<C> differences{};
     for (ptrdiff_t e = 0; e < columns; e += simd<C>::width) differences += load_lanes(o + e) - load_lanes(o + e);
     return any_nonzero<C>(differences);
+}
+
+// The same rows once more, by lanes, with values that are shrunk.
+template <class kernel> struct shrunk {
+    std::unique_ptr<char, decltype(&std::free)> memory;
+    kernel rows;
+    shrunk(const attention_task& t, const work_item& w)
+        : memory((char*)std::aligned_alloc(64, kernel::bytes(t, w)), &std::free), rows(t, w, memory.get()) {
+        if (!memory) throw std::bad_alloc();
+        rows.shrink = true;
+        rows.attend();
+    }
+};
+// What comes after a kernel has attended to its keys: each of its rows is finished, or kept as one of the partial results.
+template <class kernel> void end_rows(const kernel& k, const partial_rows<typename kernel::compute>& kept) {
+    std::unique_ptr<shrunk<typename kernel::by_lanes>> again;
+    const ptrdiff_t columns = k.plan.columns;
+    for (ptrdiff_t r = 0; r < k.w.last - k.w.first; ++r) {
+        auto* o = k.outputs(r);
+        double m = k.largest(r), d = k.weight(r);
+        if (overflowed(columns, o, m, d)) {
+            if (!again) again.reset(new shrunk<typename kernel::by_lanes>(k.t, k.w));
+            settle_overflow(columns, o, again->rows.outputs(r), again->rows.weight(r), m, d);
+        }
+        for (ptrdiff_t e = 0; k.infinite && e < columns; ++e) o[e] += k.infinite[r * columns + e];
+        if (k.w.slot >= 0) {
+            std::copy(o, o + columns, kept.o + (k.w.slot + r) * columns);
+            kept.m[k.w.slot + r] = m;
+            kept.d[k.w.slot + r] = d;
+        } else finish_row(k.q, row_of(k.t, k.w.head, k.w.first + r), o, o, m, d);
+    }
 }
 
 }  // namespace

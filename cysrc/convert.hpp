@@ -11,6 +11,8 @@ enum dtype_code {
     CODE_F32, CODE_F64, CODE_F16, CODE_BF16, CODE_BOOL, CODE_I8, CODE_U8, CODE_I16, CODE_U16, CODE_I32, CODE_U32, CODE_I64,
     CODE_U64, CODE_COUNT, CODE_SWAPPED = 16
 };
+template <class S> constexpr int code_of = std::is_same<S, float>::value ? CODE_F32 : std::is_same<S, double>::value ? CODE_F64
+                                         : std::is_same<S, f16>::value ? CODE_F16 : CODE_BF16;
 DS_INLINE ptrdiff_t item_size(int code) {
     switch (code & ~CODE_SWAPPED) {
         case CODE_F64: case CODE_I64: case CODE_U64: return 8;

@@ -3,8 +3,6 @@
 // Nothing is packed: scores are dot products along the head dimension, outputs are sums of value rows. What counts is that memory is read
 // in one stream. Rows that share a head of keys go through a block of keys together.
 #pragma once
-#include <memory>
-#include <new>
 #include "scores.hpp"
 
 namespace {
@@ -125,9 +123,9 @@ void value_rows(const C* p, const char* const* v, const char* const* ahead, int 
     if (c < dim_v) value_strip<C, S, rows, 1>(p, v, ahead, keys, c, dim_v - c, sums, columns);
 }
 
-template <class C> struct shrunk_decode;
-
 template <class C, class K, class V> struct decode_rows {
+    using compute = C;
+    using by_lanes = decode_rows<C, C, C>;
     static constexpr int width = simd<C>::width;
     const attention_task& t;
     const work_item& w;
@@ -137,17 +135,13 @@ template <class C, class K, class V> struct decode_rows {
     char* memory;
     const score_scale<C> scale;
     bool shrink = false;                    // values by SHRINK, so that their sums cannot overflow
-    C* infinite = nullptr;
+    std::unique_ptr<C[]> infinite;          // what values that are not finite add to each row's output; made when the first is met
 
     decode_rows(const attention_task& task, const work_item& item, char* scratch)
         : t(task), w(item), rows(item.last - item.first), plan(decode_plan::of<C>(task, rows)), q(task, item.sequence), memory(scratch), scale(task.scale) {}
-    ~decode_rows() { std::free(infinite); }
+    static size_t bytes(const attention_task& t, const work_item& w) { return decode_plan::of<C>(t, w.last - w.first).total; }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
-    bool gathers(int op) const { return op == AT_K ? !t.direct<K>(op, storage_code(K{})) : shrink || !t.direct<V>(op, storage_code(V{})); }
-    static int storage_code(float) { return CODE_F32; }
-    static int storage_code(double) { return CODE_F64; }
-    static int storage_code(f16) { return CODE_F16; }
-    static int storage_code(bf16) { return CODE_BF16; }
+    bool gathers(int op) const { return op == AT_K ? !t.direct<K>(op) : shrink || !t.direct<V>(op); }
 
     void widen_queries() {
         C* dst = part<C>(plan.q);
@@ -176,7 +170,7 @@ template <class C, class K, class V> struct decode_rows {
     // Where the keys, not their elements, lie side by side: a register's width of keys is read along them and transposed.
     bool gather_columns(int op, const char* p, ptrdiff_t dim, C* dst) const {
         if (q.pages || t.row[op] != item_size(t.code[op])) return false;
-        if (t.code[op] == (sizeof(C) == 4 ? CODE_F32 : CODE_F64)) gather_transposed<C, C>(p, t.item[op], dim, dst);
+        if (t.code[op] == code_of<C>) gather_transposed<C, C>(p, t.item[op], dim, dst);
         else if constexpr (std::is_same<C, float>::value) {
             if (t.code[op] == CODE_F16) gather_transposed<C, f16>(p, t.item[op], dim, dst);
             else if (t.code[op] == CODE_BF16) gather_transposed<C, bf16>(p, t.item[op], dim, dst);
@@ -217,14 +211,7 @@ template <class C, class K, class V> struct decode_rows {
                     }
                 }
             }
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            C* row = s + r * KEY_BLOCK<C>;
-            const row_of at(t, w.head, w.first + r);
-            if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.lanes, row + runs.start[i]);
-            const key_range seen = q.seen_by(at.i);
-            hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
-        }
+        settle_scores(q, w.head, w.first, rows, runs, j0, j1, scale.lanes, s);
     }
 
     void sum_values(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, const C* p, C* sums) {
@@ -252,8 +239,7 @@ template <class C, class K, class V> struct decode_rows {
 
     // The block once more, where its sums are not finite: values that are not count as 0 in the sums, and are added to the rows that see them.
     void sum_finite_values(const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, const C* p, C* sums) {
-        if (!infinite) infinite = (C*)std::calloc(size_t(rows * plan.columns), sizeof(C));
-        if (!infinite) { t.failed = 1; return; }
+        if (!infinite) infinite.reset(new C[size_t(rows * plan.columns)]());
         C *s = part<C>(plan.s_again), *value = part<C>(plan.gathered);
         score_block(runs, j0, j1, s);
         std::fill(sums, sums + rows * plan.columns, C(0));
@@ -289,6 +275,7 @@ template <class C, class K, class V> struct decode_rows {
     }
 
     C* outputs(ptrdiff_t r) const { return part<C>(plan.o) + r * plan.columns; }
+    double largest(ptrdiff_t r) const { return double(part<row_states<C>>(plan.states)->m[r]) * (t.has_options() ? 1 : scale.unit); }
     double& weight(ptrdiff_t r) const { return part<row_states<C>>(plan.states)->d[r]; }
 
     // Every row's o and pair over the item's keys.
@@ -306,34 +293,6 @@ template <class C, class K, class V> struct decode_rows {
             const uint64_t panels = visible_panels<C>(q, w.head, w.first, w.last, j0, j1);
             if (panels) run_block(j0, j1, panels);
         }
-    }
-    void run(const partial_rows<C>& kept) {
-        attend();
-        std::unique_ptr<shrunk_decode<C>> again;
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            C* o = outputs(r);
-            double m = double(part<row_states<C>>(plan.states)->m[r]) * (t.has_options() ? 1 : scale.unit), d = weight(r);
-            if (overflowed(plan.columns, o, m, d)) {
-                if (!again) again.reset(new shrunk_decode<C>(t, w));
-                settle_overflow(t.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
-            }
-            if (infinite)
-                for (ptrdiff_t e = 0; e < t.dim_v; ++e) o[e] += infinite[r * plan.columns + e];
-            if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);
-            else finish_row(q, row_of(t, w.head, w.first + r), (const C*)o, o, m, d);
-        }
-    }
-};
-
-// The same rows once more with values that are shrunk.
-template <class C> struct shrunk_decode {
-    std::unique_ptr<char, decltype(&std::free)> memory;
-    decode_rows<C, C, C> rows;
-    shrunk_decode(const attention_task& t, const work_item& w)
-        : memory((char*)std::aligned_alloc(64, (decode_plan::of<C>(t, w.last - w.first).total + 63) / 64 * 64), &std::free), rows(t, w, memory.get()) {
-        if (!memory) throw std::bad_alloc();
-        rows.shrink = true;
-        rows.attend();
     }
 };
 

@@ -3,8 +3,6 @@
 // Where keys are cut follows from a sequence's own rows alone, never from the batch or the threads: runs of keys at fixed places, merged
 // in order (flash decoding). How many rows make a piece changes no bit and follows the threads.
 #pragma once
-#include <memory>
-#include <new>
 #include <vector>
 #include "decode.hpp"
 #include "runtime.hpp"
@@ -84,7 +82,7 @@ inline attention_schedule schedule_attention(const attention_task& t, ptrdiff_t 
 template <class C> bool takes_pairs(const attention_task& t) {
 #if defined(__AVX512BF16__)
     const double size = std::fabs(t.scale);
-    return std::is_same<C, float>::value && t.direct<bf16>(AT_Q, CODE_BF16) && t.direct<bf16>(AT_K, CODE_BF16) && t.direct<bf16>(AT_V, CODE_BF16) &&
+    return std::is_same<C, float>::value && t.direct<bf16>(AT_Q) && t.direct<bf16>(AT_K) && t.direct<bf16>(AT_V) &&
            size > 1e-20 && size < 1e20;
 #else
     (void)t;
@@ -92,15 +90,12 @@ template <class C> bool takes_pairs(const attention_task& t) {
 #endif
 }
 
-template <class C, class K, class V> void run_decode(const attention_task& t, const work_item& w, const partial_rows<C>& kept) {
-    char* memory = (char*)work_memory(decode_plan::of<C>(t, w.last - w.first).total);
+template <class kernel> void run_kernel(const attention_task& t, const work_item& w, const partial_rows<typename kernel::compute>& kept) {
+    char* memory = (char*)work_memory(kernel::bytes(t, w));
     if (!memory) throw std::bad_alloc();
-    decode_rows<C, K, V>(t, w, memory).run(kept);
-}
-template <class A> void run_tiled(const attention_task& t, const work_item& w, const partial_rows<typename A::compute>& kept) {
-    char* memory = (char*)work_memory(tile_plan<A>(t, w.last - w.first).total);
-    if (!memory) throw std::bad_alloc();
-    tiled_rows<A>(t, w, memory).run(kept);
+    kernel rows(t, w, memory);
+    rows.attend();
+    end_rows(rows, kept);
 }
 
 // One run of keys, by the kernel that suits the number of rows.
@@ -108,14 +103,14 @@ template <class C> void run_keys(const attention_task& t, const work_item& w, co
     const ptrdiff_t queries = t.q_starts ? ptrdiff_t(t.q_starts[w.sequence + 1] - t.q_starts[w.sequence]) : t.queries, rows = queries * t.group;
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same<C, float>::value)
-        if (rows > FEW_PAIRS && takes_pairs<C>(t)) return run_tiled<pair_arithmetic>(t, w, kept);
+        if (rows > FEW_PAIRS && takes_pairs<C>(t)) return run_kernel<tiled_rows<pair_arithmetic>>(t, w, kept);
 #endif
-    if (rows > FEW_ROWS) return run_tiled<lane_arithmetic<C>>(t, w, kept);
+    if (rows > FEW_ROWS) return run_kernel<tiled_rows<lane_arithmetic<C>>>(t, w, kept);
     if constexpr (std::is_same<C, float>::value) {
-        if (t.direct<bf16>(AT_K, CODE_BF16) && t.direct<bf16>(AT_V, CODE_BF16)) return run_decode<C, bf16, bf16>(t, w, kept);
-        if (t.direct<f16>(AT_K, CODE_F16) && t.direct<f16>(AT_V, CODE_F16)) return run_decode<C, f16, f16>(t, w, kept);
+        if (t.direct<bf16>(AT_K) && t.direct<bf16>(AT_V)) return run_kernel<decode_rows<C, bf16, bf16>>(t, w, kept);
+        if (t.direct<f16>(AT_K) && t.direct<f16>(AT_V)) return run_kernel<decode_rows<C, f16, f16>>(t, w, kept);
     }
-    run_decode<C, C, C>(t, w, kept);
+    run_kernel<decode_rows<C, C, C>>(t, w, kept);
 }
 
 // Several runs in order, merged as they come.

@@ -93,6 +93,18 @@ template <class C> void hide_outside(const key_runs& runs, ptrdiff_t lo, ptrdiff
     }
 }
 
+// All of that for the scores of `rows` rows from row `first` on and the block of keys j0 <= j < j1.
+template <class C>
+void settle_scores(const sequence& q, ptrdiff_t head, ptrdiff_t first, ptrdiff_t rows, const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, C unit, C* s) {
+    for (ptrdiff_t r = 0; r < rows; ++r, s += KEY_BLOCK<C>) {
+        const row_of at(*q.t, head, first + r);
+        for (int i = 0; q.t->has_options() && i < runs.count; ++i)
+            apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], unit, s + runs.start[i]);
+        const key_range seen = q.seen_by(at.i);
+        hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, s);
+    }
+}
+
 // A row that has seen a score of +inf: d is inf, NaN if a NaN was seen; its output will be NaN.
 template <class A, class C> void settle_infinite(const key_runs& runs, C* s, typename A::word* p, double& d) {
     bool nan = d != d;

@@ -3,8 +3,6 @@
 // Rows go in tiles of TILE_ROWS, keys in blocks of at most KEY_BLOCK at fixed places (multiples from key 0), so a row's bits depend on
 // neither the rows beside it nor the number of threads. T. Dao, FlashAttention-2, 2023 (arXiv 2307.08691).
 #pragma once
-#include <memory>
-#include <new>
 #include "scores.hpp"
 
 namespace {
@@ -52,10 +50,10 @@ template <class A, class address> void pack_rows(
     if constexpr (A::terms > 1) {
         pack_transposed<A, bf16>(rows, count, dim, dst, step);
     } else {
-        if (t.direct<C>(op, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) return pack_transposed<A, C>(rows, count, dim, dst, step);
+        if (t.direct<C>(op)) return pack_transposed<A, C>(rows, count, dim, dst, step);
         if constexpr (std::is_same<C, float>::value) {
-            if (t.direct<f16>(op, CODE_F16)) return pack_transposed<A, f16>(rows, count, dim, dst, step);
-            if (t.direct<bf16>(op, CODE_BF16)) return pack_transposed<A, bf16>(rows, count, dim, dst, step);
+            if (t.direct<f16>(op)) return pack_transposed<A, f16>(rows, count, dim, dst, step);
+            if (t.direct<bf16>(op)) return pack_transposed<A, bf16>(rows, count, dim, dst, step);
         }
         for (int i = 0; i < count; ++i) {
             gather_for<C>(t.code[op])(rows[i], t.item[op], dim, gathered + i * dim);
@@ -65,11 +63,11 @@ template <class A, class address> void pack_rows(
     }
 }
 
-template <class C> struct shrunk_rows;
-
 template <class A> struct tiled_rows {
     using C = typename A::compute;
     using word = typename A::word;
+    using compute = C;
+    using by_lanes = tiled_rows<lane_arithmetic<C>>;
     static constexpr int width = simd<C>::width;
 
     const attention_task& t;
@@ -79,13 +77,13 @@ template <class A> struct tiled_rows {
     char* memory;
     const score_scale<C> scale;
     bool shrink = false;                    // values by SHRINK, so that their sums cannot overflow
-    C* infinite = nullptr;                  // what values that are not finite add to each row's output; made when the first is met
+    std::unique_ptr<C[]> infinite;          // what values that are not finite add to each row's output; made when the first is met
     ptrdiff_t not_finite[KEY_BLOCK<C>];     // keys of the block with such values
     int not_finite_count = 0;
 
     tiled_rows(const attention_task& task, const work_item& item, char* scratch)
         : t(task), w(item), plan(task, item.last - item.first), q(task, item.sequence), memory(scratch), scale(task.scale) {}
-    ~tiled_rows() { std::free(infinite); }
+    static size_t bytes(const attention_task& t, const work_item& w) { return tile_plan<A>(t, w.last - w.first).total; }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
     int tiles() const { return int((w.last - w.first + TILE_ROWS - 1) / TILE_ROWS); }
     ptrdiff_t first_row(int tile) const { return w.first + tile * TILE_ROWS; }
@@ -143,37 +141,28 @@ template <class A> struct tiled_rows {
         if constexpr (A::terms > 1) {
             const char* next = j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
             finite = value_packer<A, bf16>::pack((const bf16*)row, (const bf16*)next, plan.dim_v, inner, plan.columns, dst);
-        } else {
-            if (shrink) finite = pack_shrunk(row, inner, dst);
-            else if (t.direct<C>(AT_V, std::is_same<C, float>::value ? CODE_F32 : CODE_F64)) finite = value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
-            else if (std::is_same<C, float>::value && t.direct<f16>(AT_V, CODE_F16)) finite = pack_half<f16>(row, inner, dst);
-            else if (std::is_same<C, float>::value && t.direct<bf16>(AT_V, CODE_BF16)) finite = pack_half<bf16>(row, inner, dst);
-            else {
-                C* gathered = part<C>(plan.gathered);
-                gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
-                finite = value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
-            }
-        }
+        } else finite = pack_value_lanes(row, inner, dst);
         if (!finite)
             for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
     }
-    bool pack_shrunk(const char* row, ptrdiff_t inner, word* dst) {
+    // One row of values, from where it lies or gathered.
+    bool pack_value_lanes(const char* row, ptrdiff_t inner, word* dst) {
+        if (!shrink) {
+            if (t.direct<C>(AT_V)) return value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+            if constexpr (std::is_same<C, float>::value) {
+                if (t.direct<f16>(AT_V)) return value_packer<A, f16>::pack((const f16*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+                if (t.direct<bf16>(AT_V)) return value_packer<A, bf16>::pack((const bf16*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
+            }
+        }
         C* gathered = part<C>(plan.gathered);
         gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
-        for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
-        if constexpr (A::terms == 1) return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
-        return true;
-    }
-    template <class S> bool pack_half(const char* row, ptrdiff_t inner, word* dst) {
-        if constexpr (std::is_same<C, float>::value && A::terms == 1)
-            return value_packer<A, S>::pack((const S*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
-        return true;
+        for (ptrdiff_t e = 0; shrink && e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
+        return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
     }
 
     // Values that are not finite were packed as 0: every row that sees one gets it here.
     void add_not_finite(int tile, ptrdiff_t j0, uint64_t panels, const C* s) {
-        if (!infinite) infinite = (C*)std::calloc(size_t(tiles() * TILE_ROWS * plan.dim_v), sizeof(C));
-        if (!infinite) { t.failed = 1; return; }
+        if (!infinite) infinite.reset(new C[size_t(tiles() * TILE_ROWS * plan.columns)]());
         C* value = part<C>(plan.gathered);
         for (int n = 0; n < not_finite_count; ++n) {
             const ptrdiff_t j = not_finite[n], k = j - j0;
@@ -181,8 +170,8 @@ template <class A> struct tiled_rows {
             gather_for<C>(t.code[AT_V])(q.key(AT_V, w.head, j), t.item[AT_V], plan.dim_v, value);
             for (ptrdiff_t r = 0; r < last_row(tile) - first_row(tile); ++r) {
                 if (s[r * KEY_BLOCK<C> + k] == LOWEST<C>) continue;
-                C* row = infinite + (tile * TILE_ROWS + r) * plan.dim_v;
-                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) row[e] += value[e] - value[e] == 0 ? C(0) : value[e];
+                C* row = infinite.get() + (tile * TILE_ROWS + r) * plan.columns;
+                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) row[e] += is_finite(value[e]) ? C(0) : value[e];
             }
         }
     }
@@ -195,14 +184,7 @@ template <class A> struct tiled_rows {
         for (int i = 0; i < runs.count; ++i)
             for (int j = runs.start[i]; j < runs.stop[i]; j += PANEL<C>)
                 score_panel<A>(int(rows), queries(tile), part<word>(plan.k) + j * plan.inner, plan.inner, s + j);
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            C* row = s + r * KEY_BLOCK<C>;
-            const row_of at(t, w.head, first + r);
-            if (t.has_options())
-                for (int i = 0; i < runs.count; ++i) apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], scale.lanes, row + runs.start[i]);
-            const key_range seen = q.seen_by(at.i);
-            hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, row);
-        }
+        settle_scores(q, w.head, first, rows, runs, j0, j1, scale.lanes, s);
         if (not_finite_count) add_not_finite(tile, j0, panels, s);
         C alpha[TILE_ROWS + 16];
         word* p = A::terms == 1 ? (word*)s : part<word>(plan.p);
@@ -235,35 +217,6 @@ template <class A> struct tiled_rows {
             for (int tile = 0; tile < tiles(); ++tile)
                 if (panels[tile]) run_tile(tile, j0, j1, panels[tile]);
         }
-    }
-    void run(const partial_rows<C>& kept) {
-        attend();
-        const ptrdiff_t rows = w.last - w.first;
-        std::unique_ptr<shrunk_rows<C>> again;
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            C* o = outputs(r);
-            double m = largest(r), d = weight(r);
-            if (overflowed(plan.columns, o, m, d)) {
-                if (!again) again.reset(new shrunk_rows<C>(t, w));
-                settle_overflow(plan.dim_v, o, again->rows.outputs(r), again->rows.weight(r), m, d);
-            }
-            if (infinite)
-                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) o[e] += infinite[r * plan.dim_v + e];
-            if (w.slot >= 0) keep_row(kept, w.slot + r, o, m, d);
-            else finish_row(q, row_of(t, w.head, w.first + r), (const C*)o, o, m, d);
-        }
-    }
-};
-
-// The same rows once more with values that are shrunk.
-template <class C> struct shrunk_rows {
-    std::unique_ptr<char, decltype(&std::free)> memory;
-    tiled_rows<lane_arithmetic<C>> rows;
-    shrunk_rows(const attention_task& t, const work_item& w)
-        : memory((char*)std::aligned_alloc(64, (tile_plan<lane_arithmetic<C>>(t, w.last - w.first).total + 63) / 64 * 64), &std::free), rows(t, w, memory.get()) {
-        if (!memory) throw std::bad_alloc();
-        rows.shrink = true;
-        rows.attend();
     }
 };
 

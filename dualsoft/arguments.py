@@ -1,4 +1,4 @@
-"""The rules for single arguments: axes, ``where``, ``scale``, ``dtype`` and ``out``. Called by ``problem`` only."""
+"""The rules for single arguments (axes, ``where``, ``scale``, ``dtype``, ``out``), for the problems and the states."""
 
 import operator
 import reprlib
@@ -129,6 +129,19 @@ def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
 def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     """Return ``shape`` without the reduced axes."""
     return tuple(length for index, length in enumerate(shape) if index not in axes)
+
+
+def real(array: Array, name: str) -> Array:
+    """Return ``array``, which holds real numbers of a dtype that dualsoft takes.
+
+    Raises
+    ------
+    TypeError
+        When it does not.
+    """
+    if find_format(array.dtype) is None:
+        raise TypeError(f"{name} must be real, got dtype {array.dtype}")
+    return array
 
 
 def where_of(where: object, shape: Shape, x: Array) -> Array:

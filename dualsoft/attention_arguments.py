@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arguments import Shape, broadcast, integer_of
+from dualsoft.arguments import Shape, broadcast, integer_of, real
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind
 from dualsoft.block_mask import BlockMask
 from dualsoft.dtypes import FLOAT64, find_format
@@ -191,7 +191,7 @@ def slopes_of(alibi_slopes: object, batch: Shape, heads: int, sequences: int, q:
     ValueError
         When the shape is neither (Hq,) nor the batch's with Hq.
     """
-    array = _real(alibi_slopes, "alibi_slopes", q)
+    array = real(same_kind(alibi_slopes, "alibi_slopes", q, "q"), "alibi_slopes")
     if array.shape != (heads,) and array.shape != (*batch, heads):
         allowed = f"({heads},)" if not batch else f"({heads},) or {(*batch, heads)}"
         raise ValueError(f"alibi_slopes must have the shape {allowed}, got {array.shape}")
@@ -209,17 +209,10 @@ def sinks_of(sinks: object, heads: int, q: Array) -> Array:
     ValueError
         When the shape is not (Hq,).
     """
-    array = _real(sinks, "sinks", q)
+    array = real(same_kind(sinks, "sinks", q, "q"), "sinks")
     if array.shape != (heads,):
         raise ValueError(f"sinks must have the shape ({heads},), one for each head of q, got {array.shape}")
     return module_of(array).ascontiguousarray(array.astype(FLOAT64))
-
-
-def _real(value: object, name: str, q: Array) -> Array:
-    array = same_kind(value, name, q, "q")
-    if find_format(array.dtype) is None:
-        raise TypeError(f"{name} must be real, got dtype {array.dtype}")
-    return array
 
 
 def mask_of(mask: object, shape: Shape, q: Array) -> Array:

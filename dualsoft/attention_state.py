@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arguments import result_dtype
+from dualsoft.arguments import real, result_dtype
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
 from dualsoft.attention_arguments import sinks_of
 from dualsoft.dtypes import FLOAT64, DType, find_format
@@ -63,8 +63,8 @@ class AttentionState(Frozen):
     _d: Array
 
     def __init__(self, out: Any, m: Any, d: Any) -> None:
-        out = _real(as_array(out, "out"), "out")
-        m, d = (_real(same_kind(x, name, out, "out"), name).astype(FLOAT64) for x, name in ((m, "m"), (d, "d")))
+        out = real(as_array(out, "out"), "out")
+        m, d = (real(same_kind(x, name, out, "out"), name).astype(FLOAT64) for x, name in ((m, "m"), (d, "d")))
         if not out.ndim or not out.shape[:-1] == m.shape == d.shape:
             raise ValueError(
                 f"m and d must have the shape of out without its last axis, got out {out.shape}, m {m.shape} and "
@@ -104,8 +104,8 @@ class AttentionState(Frozen):
         >>> (state | nothing) == state
         True
         """
-        out = _real(as_array(out, "out"), "out")
-        lse = _real(same_kind(lse, "lse", out, "out"), "lse").astype(FLOAT64)
+        out = real(as_array(out, "out"), "out")
+        lse = real(same_kind(lse, "lse", out, "out"), "lse").astype(FLOAT64)
         if not out.ndim or out.shape[:-1] != lse.shape:
             raise ValueError(
                 f"lse must have the shape of out without its last axis, got out {out.shape} and lse {lse.shape}"
@@ -286,12 +286,6 @@ def merge_two(a: AttentionState, b: AttentionState) -> AttentionState:
         raise ValueError(f"states of different shapes do not merge: {a._out.shape} and {b._out.shape} (of out)")
     same_kind(b._m, "one state", a._m, "the other")
     return _state_from(*merge_triples(*a._parts(), *b._parts()))
-
-
-def _real(array: Array, name: str) -> Array:
-    if find_format(array.dtype) is None:
-        raise TypeError(f"{name} must be real, got dtype {array.dtype}")
-    return array
 
 
 def _sums(out: Array) -> Array:

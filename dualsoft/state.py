@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from dualsoft.arguments import real
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
-from dualsoft.dtypes import FLOAT64, find_format
+from dualsoft.dtypes import FLOAT64
 from dualsoft.frozen import Frozen, locked
 from dualsoft.pair import canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
 from dualsoft.problem import identity_shape, normalize_problem, state_problem
@@ -57,9 +58,8 @@ class SoftmaxState(Frozen):
     def __init__(self, m: Any, d: Any) -> None:
         m_array = as_array(m, "m")
         d_array = same_kind(d, "d", m_array, "m")
-        for name, array in (("m", m_array), ("d", d_array)):
-            if find_format(array.dtype) is None:
-                raise TypeError(f"{name} must be real, got dtype {array.dtype}")
+        real(m_array, "m")
+        real(d_array, "d")
         xp = module_of(m_array)
         try:
             shape = np.broadcast_shapes(m_array.shape, d_array.shape)

@@ -288,10 +288,9 @@ def test_a_bias_of_the_lowest_finite_number_hides_nothing(lowest: str, key: str,
         check(q, k, v, bias=bias)
 
 
+@pytest.mark.parametrize("key", [key for key in DTYPES if key != "f16"])  # no float16 comes near what float32 holds
 def test_a_lowest_bias_with_a_score_as_low(key: str, backend: str) -> None:
     """Their sum leaves the finite range downwards; it is cut there, not counted as unseen."""
-    if key == "f16":
-        return
     low = np.array([-1e38]).astype(DTYPES[key])
     for n in (1, 3, 200):
         v = np.random.default_rng(n).standard_normal((n, 3)).astype(DTYPES[key])

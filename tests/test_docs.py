@@ -64,6 +64,11 @@ def sections(text: str) -> set[str]:
     return set(re.findall(r"^([A-Z][A-Za-z ]+)\n-{3,}$", inspect.cleandoc(text), re.MULTILINE))
 
 
+def undescribed(text: str, parameters: list[str]) -> list[str]:
+    pattern = r"^\s*(\*?\w+, )*\*{{0,2}}{}(, \*?\w+)*( : |$)"
+    return [name for name in parameters if not re.search(pattern.format(name), text, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("thing", COMPUTED, ids=lambda f: f.__name__)
 def test_docstring(thing: Any) -> None:
     text = thing.__doc__ or ""
@@ -75,10 +80,7 @@ def test_docstring(thing: Any) -> None:
     if parameters:
         assert "Parameters" in found
         assert "Raises" in found
-    for parameter in parameters:
-        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
-            f"{parameter} is not described"
-        )
+    assert not undescribed(text, parameters)
     if not inspect.isclass(thing) and signature.return_annotation not in (None, "None"):
         assert "Returns" in found
     if thing.__name__ in MATHEMATICS:
@@ -95,10 +97,7 @@ def test_docstring_of_a_method(method: Any) -> None:
     signature = inspect.signature(method)
     parameters = [p for p in signature.parameters if p not in ("self", "cls")]
     assert not parameters or "Parameters" in found
-    for parameter in parameters:
-        assert re.search(rf"^\s*(\*?\w+, )*\*{{0,2}}{parameter}(, \*?\w+)*( : |$)", text, re.MULTILINE), (
-            f"{parameter} is not described"
-        )
+    assert not undescribed(text, parameters)
     assert all(signature.parameters[name].annotation is not inspect.Parameter.empty for name in parameters)
 
 
