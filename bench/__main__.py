@@ -23,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"the benchmark needs {' and '.join(missing)}, which the extra `bench` brings: {EXTRA}", file=sys.stderr)
         return 2
+    if options.backend == "cuda":
+        from bench.device_session import run_on_card
+
+        return run_on_card(options)
     set_threads(options.threads)
 
     from bench.session import run

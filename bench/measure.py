@@ -61,6 +61,7 @@ def measure(
     threads: int,
     repeat: int,
     tick: Callable[[], None],
+    timed: Callable[[Call], Call | Rate] = lambda call: call,
 ) -> Row:
     """Measure one case.
 
@@ -76,6 +77,8 @@ def measure(
         How often each contender has its turn.
     tick : callable
         Called after each repetition.
+    timed : callable, optional
+        Turns a contender's call into what is timed in its place.
 
     Returns
     -------
@@ -93,7 +96,7 @@ def measure(
     for name, library in libraries.items():
         results[name], call = _prepared(contest, name, library, case.dtype)
         if call is not None:
-            calls[name] = call
+            calls[name] = timed(call)
     ours = libraries[OURS]
     baselines = contest.baselines(ours) if OURS in calls and isinstance(ours, Library) else {}
     calls |= baselines

@@ -73,8 +73,35 @@ class Operation(NamedTuple):
         return Work(case.label, case.shape.lengths, case.shape.axis, moved, 0.0, self.ceiling)
 
 
+class Truth:
+    """The result for one input from wide arithmetic, and the limits on the errors of other results.
+
+    ``backend`` is whose bound dualsoft's results are held to: as `dualsoft.accuracy.bound` takes it.
+    """
+
+    def __init__(self, operation: Operation, x: Array, axis: int, backend: str | None = None) -> None:
+        dtype = x.dtype
+        wide = x.astype(np.longdouble if dtype == np.float64 else np.float64)
+        self.exact = operation.exact(wide, axis)
+        size = operation.size(wide, self.exact, axis)
+        spread = float(np.max(np.max(wide, axis=axis) - np.min(wide, axis=axis)))
+        bound = accuracy.bound(operation.name, dtype, n=x.shape[axis], spread=spread, backend=backend)
+        self.spacing = accuracy.ulp(size, dtype)
+        self.limit = bound.ulp * self.spacing + bound.absolute
+        # Half of the dtype's digits: beyond it something else was computed.
+        self.shared_limit = math.sqrt(accuracy.unit_roundoff(dtype)) * np.abs(size) + accuracy.ulp(0.0, dtype)
+
+    def judge(self, found: Array, ours: bool) -> Verdict:
+        """Compare a result with the exact one, element by element."""
+        distance = np.abs(found.astype(self.exact.dtype) - self.exact)
+        limit, called = (self.limit, "its bound") if ours else (self.shared_limit, "half of the digits")
+        # Written so that NaN is wrong too.
+        right = bool(np.all(distance <= limit))
+        return Verdict(float(np.max(distance / self.spacing)), None if right else called)
+
+
 class AxisContest:
-    """One case of an operation along an axis: x, its result from wide arithmetic, and the limits on the errors."""
+    """One case of an operation along an axis: x, and its result from wide arithmetic."""
 
     def __init__(self, operation: Operation, case: Case, dtype: np.dtype[Any]) -> None:
         self.operation = operation
@@ -82,15 +109,7 @@ class AxisContest:
         self.x = np.random.default_rng(0).standard_normal(case.shape.lengths, dtype=np.float32).astype(dtype)
         self.result_shape = operation.result_shape(case.shape)
         self.work = operation.work(case, operation.bytes_moved(self.x, np.empty(self.result_shape, dtype)))
-        wide = self.x.astype(np.longdouble if dtype == np.float64 else np.float64)
-        self.exact = operation.exact(wide, self.axis)
-        size = operation.size(wide, self.exact, self.axis)
-        spread = float(np.max(np.max(wide, axis=self.axis) - np.min(wide, axis=self.axis)))
-        bound = accuracy.bound(operation.name, dtype, n=self.x.shape[self.axis], spread=spread)
-        self.spacing = accuracy.ulp(size, dtype)
-        self.limit = bound.ulp * self.spacing + bound.absolute
-        # Half of the dtype's digits: beyond it something else was computed.
-        self.shared_limit = math.sqrt(accuracy.unit_roundoff(dtype)) * np.abs(size) + accuracy.ulp(0.0, dtype)
+        self.truth = Truth(operation, self.x, self.axis)
 
     def forms(self, name: str, library: Library) -> dict[str, Form] | str:
         """Return the library's one call."""
@@ -107,11 +126,7 @@ class AxisContest:
 
     def judge(self, found: Array, ours: bool) -> Verdict:
         """Compare a result with the exact one, element by element."""
-        distance = np.abs(found.astype(self.exact.dtype) - self.exact)
-        limit, called = (self.limit, "its bound") if ours else (self.shared_limit, "half of the digits")
-        # Written so that NaN is wrong too.
-        right = bool(np.all(distance <= limit))
-        return Verdict(float(np.max(distance / self.spacing)), None if right else called)
+        return self.truth.judge(found, ours)
 
     def baselines(self, library: Library) -> dict[str, Call]:
         """Return dualsoft in float32, beside half types."""

@@ -11,6 +11,9 @@ from bench.threads import available
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PEERS = ("numpy", "scipy", "torch", "torch.compile", "jax", "onnxruntime", "onnxruntime.attention", "openvino")
+CUDA_OPERATIONS = ("softmax", "log_softmax", "logsumexp")
+"""Those with cases for a card."""
+CUDA_PEERS = ("cupyx", "torch")
 RESULTS = Path(__file__).parent / "results"
 QUICK_ELEMENTS = 2**20
 """The largest array, or of attention the most scores, that ``--quick`` measures."""
@@ -40,6 +43,7 @@ class Options(NamedTuple):
     json: Path | None
     plot: Path | None
     readme: Path | None
+    backend: str = "cpu"
 
 
 def operation_names() -> list[str]:
@@ -55,18 +59,23 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     unknown = [name for name in given.operations if name not in known]
     if unknown:
         parser.error(f"unknown operation {', '.join(unknown)}; known: {', '.join(known)}")
+    served, peers = (known, PEERS) if given.backend == "cpu" else (CUDA_OPERATIONS, CUDA_PEERS)
+    for what, names, allowed in (("measures", given.operations, served), ("has the peers", given.peers or (), peers)):
+        if wrong := [name for name in names if name not in allowed]:
+            parser.error(f"--backend {given.backend} {what} {', '.join(allowed)}, not {', '.join(wrong)}")
     return Options(
-        operations=tuple(given.operations or known),
+        operations=tuple(given.operations or served),
         threads=given.threads,
         repeat=given.repeat or (3 if given.quick else 15),
         quick=given.quick,
         shapes=tuple(given.shapes) if given.shapes else None,
         cases=tuple(given.cases) if given.cases else None,
         dtypes=tuple(given.dtypes) if given.dtypes else None,
-        peers=tuple(given.peers),
+        peers=tuple(peers if given.peers is None else given.peers),
         json=given.json,
         plot=given.plot,
         readme=given.readme,
+        backend=given.backend,
     )
 
 
@@ -74,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Time dualsoft against every peer that is installed, taking turns in one run.",
-        epilog="Exit status: 0; 1 when the compiled kernels are absent or dualsoft fails or is wrong; 2 for a wrong "
+        epilog="Exit status: 0; 1 when the kernels cannot be used or dualsoft fails or is wrong; 2 for a wrong "
         "command line or a missing package.",
     )
     add = parser.add_argument
@@ -100,7 +109,18 @@ def _parser() -> argparse.ArgumentParser:
         help="only cases with any of these in their name, such as 'causal S=2048'",
     )
     add("--dtypes", nargs="+", choices=DTYPES, help="default: those of each shape in the operation's file")
-    add("--peers", nargs="*", choices=PEERS, default=PEERS, help="default: all; none named: dualsoft alone")
+    add(
+        "--backend",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where to measure: NumPy arrays (default), or CuPy arrays on a card by its own clock",
+    )
+    add(
+        "--peers",
+        nargs="*",
+        choices=tuple(dict.fromkeys((*PEERS, *CUDA_PEERS))),
+        help=f"default: all (of --backend cuda, {' and '.join(CUDA_PEERS)}); none named: dualsoft alone",
+    )
     add("--json", type=Path, metavar="PATH", help="where to save every time (default: a new file in bench/results)")
     add("--plot", type=Path, metavar="PATH", help="save a figure of the ratios")
     add(

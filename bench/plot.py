@@ -37,7 +37,13 @@ def save_plot(path: Path, header: dict[str, Any], rows: list[Row]) -> None:
     axes.invert_yaxis()
     if names:
         axes.legend()
-    where = header["machine"]["cpu"]
-    axes.set_title(f"{where}, {header['level']}, {header['threads']} threads, {header['date'][:10]}", fontsize=9)
+    axes.set_title(f"{_where(header)}, {header['date'][:10]}", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _where(header: dict[str, Any]) -> str:
+    machine = header["machine"]
+    if "card" in machine:
+        return f"{machine['card']}{' (SIMULATED: no measurement)' if header['simulated'] else ''}"
+    return f"{machine['cpu']}, {header['level']}, {header['threads']} threads"

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,19 @@ def run(options: Options) -> int:
     libraries |= load(options.peers, options.threads)
     header = _header(options)
     _print_header(console, header, libraries)
-    rows = _measured(console, work, libraries, options)
-    path = _save(options, header, rows)
+    rows = measured(console, work, libraries, options)
+    path = save(options.json or _json_path(options, header), header, rows)
     console.print(f"every time is in {path}")
     if options.plot is not None:
         from bench.plot import save_plot
 
         save_plot(options.plot, header, rows)
         console.print(f"the figure is in {options.plot}")
+    return status_of(rows)
+
+
+def status_of(rows: list[Row]) -> int:
+    """Say where dualsoft failed, and return the exit status."""
     failures = [(row, why) for row in rows if (why := ours_failed(row)) is not None]
     for row, why in failures:
         print(f"dualsoft failed: {row.operation} {row.case} {row.dtype}: {why}", file=sys.stderr)
@@ -74,9 +80,14 @@ def cases_of(operation: Any, options: Options) -> list[Any]:
     return [case for case in cases if not options.quick or case.elements <= QUICK_ELEMENTS]
 
 
-def _measured(
-    console: Console, work: list[tuple[Any, Any]], libraries: dict[str, Library | str], options: Options
+def measured(
+    console: Console,
+    work: list[tuple[Any, Any]],
+    libraries: dict[str, Library | str],
+    options: Options,
+    measure_case: Callable[..., Row] = measure,
 ) -> list[Row]:
+    """Measure every case and print each operation's table."""
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -84,7 +95,9 @@ def _measured(
         for position, (operation, case) in enumerate(work):
             progress.update(task, description=f"{operation.name} {case.label} {case.dtype}")
             rows.append(
-                measure(operation, case, libraries, options.threads, options.repeat, lambda: progress.advance(task))
+                measure_case(
+                    operation, case, libraries, options.threads, options.repeat, lambda: progress.advance(task)
+                )
             )
             if position + 1 == len(work) or work[position + 1][0] is not operation:
                 mine = [row for row in rows if row.operation == operation.name]
@@ -120,12 +133,23 @@ def _print_header(console: Console, header: dict[str, Any], libraries: dict[str,
     console.print()
 
 
-def _save(options: Options, header: dict[str, Any], rows: list[Row]) -> Path:
-    path = options.json
-    if path is None:
-        cpu = re.sub(r"[^a-z0-9]+", "-", header["machine"]["cpu"].lower()).strip("-")
-        what = "-".join(options.operations)
-        path = RESULTS / f"{header['date'].replace(':', '').replace('+0000', 'Z')}-{cpu}-{what}.json"
+def as_file_name(text: str) -> str:
+    """Return a text in small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def time_stamp(header: dict[str, Any]) -> str:
+    """Return the date of a run as file names have it."""
+    return str(header["date"]).replace(":", "").replace("+0000", "Z")
+
+
+def _json_path(options: Options, header: dict[str, Any]) -> Path:
+    name = f"{time_stamp(header)}-{as_file_name(header['machine']['cpu'])}-{'-'.join(options.operations)}.json"
+    return RESULTS / name
+
+
+def save(path: Path, header: dict[str, Any], rows: list[Row]) -> Path:
+    """Write a run and return where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(header | {"rows": [row_record(row) for row in rows]}, indent=1) + "\n")
     return path

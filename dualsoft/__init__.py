@@ -1,4 +1,4 @@
-"""Exact online softmax and attention for NumPy arrays: compiled SIMD kernels, and partial results as values.
+"""Exact online softmax and attention: SIMD kernels for NumPy arrays, CUDA kernels for CuPy arrays, one set of names.
 
 Every function takes NumPy arrays of any layout and returns the kind of array it was given. See
 ``help(dualsoft.softmax)`` for the rules that all functions share, and ``python -m dualsoft`` for what is installed.
@@ -10,7 +10,7 @@ from dualsoft.attention import attention, attention_paged, attention_state, atte
 from dualsoft.attention_state import AttentionState
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
-from dualsoft.registry import backend_for, backends, register_backend, use_backend
+from dualsoft.registry import backend_for, backends, register_backend, use_backend, warmup
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
 from dualsoft.state_functions import merge, softmax_state
@@ -45,4 +45,5 @@ __all__ = [
     "softmax_state",
     "trace",
     "use_backend",
+    "warmup",
 ]

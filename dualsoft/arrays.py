@@ -15,6 +15,15 @@ Array = Any
 """A NumPy array, or a CuPy array (which has no type stubs)."""
 
 
+_device_modules = {"cupy"}
+
+
+def add_device_module(name: str) -> None:
+    """Treat the class ``ndarray`` of the package ``name`` as CuPy's, whose functions it must have."""
+    _device_modules.add(name)
+    _is_cupy_type.cache_clear()
+
+
 def is_cupy(value: object) -> bool:
     """Return whether ``value`` is a CuPy array."""
     kind: Any = type(value)
@@ -23,12 +32,14 @@ def is_cupy(value: object) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_cupy_type(kind: type) -> bool:
-    return any(base.__module__.partition(".")[0] == "cupy" and base.__name__ == "ndarray" for base in kind.__mro__)
+    return any(
+        base.__module__.partition(".")[0] in _device_modules and base.__name__ == "ndarray" for base in kind.__mro__
+    )
 
 
 def module_of(array: Array) -> ModuleType:
     """Return the module whose functions work on ``array``: NumPy, or CuPy if the caller's array is CuPy's."""
-    if isinstance(array, np.ndarray):
+    if type(array) is np.ndarray or not is_cupy(array):
         return np
     root = type(array).__module__.partition(".")[0]
     try:
@@ -80,7 +91,7 @@ def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Arra
     Raises
     ------
     TypeError
-        When one is a NumPy array and the other a CuPy array.
+        When one is a NumPy array and the other a CuPy array, or they are on two devices.
     """
     array = as_array(value, name)
     if is_cupy(array) != is_cupy(beside):
@@ -88,6 +99,11 @@ def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Arra
             return module_of(beside).asarray(array)
         raise TypeError(
             f"{name} is a {_kind_name(array)} array and {beside_name} a {_kind_name(beside)} array: "
+            f"arrays are never moved silently, convert one of them"
+        )
+    if is_cupy(array) and array.device.id != beside.device.id:
+        raise TypeError(
+            f"{name} is on device {array.device.id} and {beside_name} on device {beside.device.id}: "
             f"arrays are never moved silently, convert one of them"
         )
     return array
@@ -105,4 +121,4 @@ def to_host(array: Array) -> np.ndarray[Any, Any]:
 
 def scalar_if_0d(array: Array) -> Any:
     """Return a NumPy scalar for a 0-d NumPy array, as NumPy's reductions do, and any other array unchanged."""
-    return array[()] if array.ndim == 0 and isinstance(array, np.ndarray) else array
+    return array[()] if array.ndim == 0 and not is_cupy(array) else array

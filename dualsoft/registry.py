@@ -10,27 +10,23 @@ import warnings
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
+
+import numpy as np
 
 from dualsoft import isa
-from dualsoft.arrays import Array, as_array, is_cupy
-from dualsoft.backends import Backend, cpu, reference
-from dualsoft.dtypes import COMPLEX
+from dualsoft.arguments import integer_of
+from dualsoft.arrays import Array, as_array
+from dualsoft.backends import Backend, cpu, cuda, reference
+from dualsoft.dtypes import BF16, COMPLEX, SWAPPED, find_format
 from dualsoft.problem import Problem
 
 ENTRY_POINTS = "dualsoft.backends"
 PURE = "DUALSOFT_PURE"
 
-_CUDA_REASON = "the CUDA backend is not part of this version of dualsoft"
-
-
-def _no_cuda(problem: Any) -> NoReturn:
-    raise RuntimeError(_CUDA_REASON)
-
-
 _builtin: dict[str, Backend] = {
     "cpu": cpu.BACKEND,
-    "cuda": Backend("cuda", lambda: _CUDA_REASON, lambda work: is_cupy(getattr(work, "x", work)), _no_cuda),
+    "cuda": cuda.BACKEND,
     "reference": reference.BACKEND,
 }
 _registered: dict[str, Backend] = {}
@@ -96,7 +92,18 @@ def _nobody(work: Any) -> str:
         for backend in _builtin.values()
         if backend.accepts(work) and _reason(backend) is not None
     ]
+    # A problem may be more than its array: the backend that serves such arrays does not serve this function, or option.
+    reasons += [
+        f"{backend.name}: it does not serve {_asked_for(work)}"
+        for backend in _builtin.values()
+        if array is not work and not backend.accepts(work) and backend.accepts(array) and _reason(backend) is None
+    ]
     return f"no usable backend takes {_described(array)}" + (f" ({'; '.join(reasons)})" if reasons else "")
+
+
+def _asked_for(work: Any) -> str:
+    weighted = " with weights b" if getattr(work, "b", None) is not None else ""
+    return f"a {type(work).__name__}{weighted} of dtype {work.x.dtype}"
 
 
 def _instead_of(asked: Backend, work: Any) -> Backend:
@@ -277,12 +284,68 @@ class use_backend:  # a context manager, used like a function
         _forced.reset(self._tokens.pop())
 
 
+_WARM_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def warmup(backend: str = "cuda", dtypes: Any = _WARM_DTYPES, head_dims: Any = ()) -> int:
+    """Compile the kernels that later calls need, so that the first of them does not wait.
+
+    CuPy keeps compiled kernels on disk: a second process finds them there.
+
+    Parameters
+    ----------
+    backend : str
+        A name from ``backends()``. Only "cuda" compiles when it is called: the others return at once.
+    dtypes : sequence of dtype or str
+        The dtypes of the arrays to come. CUDA kernels are compiled for the current device.
+    head_dims : sequence of int
+        The head dimensions of attention to come; the CUDA backend has no attention kernels yet.
+
+    Returns
+    -------
+    int
+        How many kernels are ready.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        When there is no such backend, or it cannot be used; the message says why.
+    TypeError
+        For a dtype that is not float16, bfloat16, float32 or float64, or a head dimension that is no integer.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> dualsoft.warmup("reference")
+    0
+    """
+    chosen = require(backend)
+    codes = tuple(_float_code(entry) for entry in ([dtypes] if isinstance(dtypes, str) else dtypes))
+    for entry in head_dims:
+        if integer_of(entry, "head_dims") < 1:
+            raise ValueError(f"head_dims must be 1 or more, got {entry!r}")
+    return 0 if chosen.warmup is None else chosen.warmup(codes)
+
+
+def _float_code(dtype: Any) -> int:
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return BF16  # a name that NumPy knows only once ml_dtypes is imported
+    try:
+        known = find_format(np.dtype(dtype))
+    except TypeError:
+        known = None
+    if known is None or known.code & ~SWAPPED > BF16:
+        raise TypeError(f"dtypes must be float16, bfloat16, float32 or float64, got {dtype!r}")
+    return known.code & ~SWAPPED
+
+
 def register_backend(
     name: str,
     *,
     available: Callable[[], str | None],
     accepts: Callable[[Any], bool],
     run: Callable[[Any], None],
+    variant: Callable[[str], Backend] | None = None,
 ) -> None:
     """Add a backend from outside dualsoft.
 
@@ -301,6 +364,9 @@ def register_backend(
     run : callable
         Takes a problem and writes its ``out`` (for an update of the running pair ``m`` and ``rest``; with signs,
         ``sign`` too; of attention also those of ``lse``, ``m`` and ``d`` that are not None).
+    variant : callable, optional
+        Takes what follows the colon in ``use_backend("name:which")`` and returns a ``dualsoft.backends.Backend``;
+        raises ValueError where there is none.
 
     Raises
     ------
@@ -320,9 +386,10 @@ def register_backend(
         raise TypeError(f"name must be a string, got {name!r}")
     if not name or ":" in name:
         raise ValueError(f"name must not be empty and have no colon, got {name!r}")
-    for argument, value in (("available", available), ("accepts", accepts), ("run", run)):
+    given: dict[str, Any] = {"available": available, "accepts": accepts, "run": run}
+    for argument, value in (given if variant is None else given | {"variant": variant}).items():
         if not callable(value):
             raise TypeError(f"{argument} must be callable, got {value!r}")
     if name in _builtin or name in _plugins():
         raise ValueError(f"the backend {name!r} exists already")
-    _registered[name] = Backend(name, available, accepts, run)
+    _registered[name] = Backend(name, available, accepts, run, variant)

@@ -1,7 +1,9 @@
 """Backends and ISA levels as test parameters.
 
-A level that this machine cannot run is not collected; pytest's header says why. ``DUALSOFT_TEST_REQUIRE`` (names
-separated by commas, such as ``cpu:x86_64_v4``) makes the absence of one of them a failure.
+A level that this machine cannot run is not collected; pytest's header says why. The same holds for the device backends,
+"cuda" and the emulated ones, whose arrays are not NumPy's: only tests that move their arrays ask for these.
+``DUALSOFT_TEST_REQUIRE`` (names separated by commas, such as ``cpu:x86_64_v4,cuda``) makes the absence of one of them a
+failure.
 """
 
 import importlib
@@ -9,6 +11,7 @@ import os
 from collections.abc import Iterator
 from types import ModuleType
 
+import devices
 import pytest
 
 import dualsoft
@@ -27,19 +30,32 @@ def reason_not_usable(name: str) -> str | None:
 
 REASONS = {name: reason_not_usable(name) for name in ("reference", *(f"cpu:{level}" for level in LEVELS))}
 USABLE = [name for name, reason in REASONS.items() if reason is None]
+DEVICE_REASONS = devices.reasons()
+DEVICES = [name for name, reason in DEVICE_REASONS.items() if reason is None]
 REQUIRED = [name for name in os.environ.get("DUALSOFT_TEST_REQUIRE", "").split(",") if name]
 
 
 def pytest_report_header() -> list[str]:
-    lines = [f"dualsoft {dualsoft.__version__}, backends under test: {', '.join(USABLE)}"]
-    return lines + [f"  not under test: {name}: {reason}" for name, reason in REASONS.items() if reason is not None]
+    lines = [f"dualsoft {dualsoft.__version__}, backends under test: {', '.join(USABLE + DEVICES)}"]
+    everything = REASONS | DEVICE_REASONS
+    return lines + [f"  not under test: {name}: {reason}" for name, reason in everything.items() if reason is not None]
 
 
 def pytest_configure() -> None:
-    missing = {name: REASONS.get(name, "no such backend") for name in REQUIRED if name not in USABLE}
+    everything = REASONS | DEVICE_REASONS
+    missing = {
+        name: everything.get(name, "no such backend") for name in REQUIRED if everything.get(name, "") is not None
+    }
     if missing:
         why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise pytest.UsageError(f"DUALSOFT_TEST_REQUIRE asks for what cannot run here: {why}")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the device backend, in use while the test runs; ``devices.put`` and ``get`` move its arrays."""
+    with dualsoft.use_backend(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=USABLE)

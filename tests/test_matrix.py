@@ -8,7 +8,8 @@ import numpy as np
 import oracle
 import pytest
 from cases import DTYPES, GROUPS, Case, group
-from conftest import USABLE
+from conftest import DEVICES, USABLE
+from devices import get, is_device, put
 from oracle import Expected
 from tolerance import mismatch
 
@@ -123,6 +124,20 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 }
 
 
+SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp")
+
+
+def on(backend: str, case: Case) -> Case:
+    """The case with its arrays where the backend takes them."""
+    options = {name: put(backend, value) for name, value in case.options.items()}
+    return case._replace(x=put(backend, np.asarray(case.x)), options=options)
+
+
+def fits_device(case: Case) -> bool:
+    """CuPy has no arrays in the other byte order."""
+    return case.x.dtype.isnative
+
+
 def fits(name: str, case: Case) -> bool:
     """State and normalize take no dtype; the cumulative sum neither where, scale nor several axes."""
     if name == "cumulative_logsumexp":
@@ -144,20 +159,31 @@ def ids() -> Iterator[Any]:
                 )
 
 
-@pytest.mark.parametrize("backend", USABLE, indirect=True)  # the inner loop, for the sake of `expected`
+@pytest.mark.parametrize("backend", USABLE + DEVICES)  # the inner loop, for the sake of `expected`
 @pytest.mark.parametrize(("name", "group_name", "key"), list(ids()))
 def test_matrix(name: str, group_name: str, key: str, backend: str) -> None:
+    if is_device(backend) and name not in SERVED_ON_DEVICES:
+        pytest.skip(f"the CUDA backend has no kernels for {name} yet")
+    with ds.use_backend(backend):
+        run_matrix(name, group_name, key, backend)
+
+
+def run_matrix(name: str, group_name: str, key: str, backend: str) -> None:
     failures, ran = [], 0
     for case, want in expected(name, group_name, key):
         if name == "cumulative_logsumexp" and backend == "reference" and case.x.size > 20000:
             continue  # a loop in Python, step by step
-        before = case.x.tobytes()
-        for part in CHECKS[name](case, want):
+        if is_device(backend) and not fits_device(case):
+            continue
+        before, placed = case.x.tobytes(), on(backend, case)
+        for part in CHECKS[name](placed, want):
             ran += 1
-            why = mismatch(part.function, part.got, part.want, part.dtype, backend, part.precision)
+            why = mismatch(
+                part.function, get(part.got), part.want, part.dtype, backend.partition("-")[0], part.precision
+            )
             if why:
                 failures.append(f"{case.name}: {part.what}: {why}")
-        if case.x.tobytes() != before:
+        if get(placed.x).tobytes() != before:
             failures.append(f"{case.name}: the input was written")
     if failures:
         pytest.fail(f"{len(failures)} of {ran} fail\n" + "\n".join(failures[:20]), pytrace=False)

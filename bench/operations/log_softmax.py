@@ -32,6 +32,7 @@ OPERATION = Operation(
         "dualsoft": lambda _, x, axis, out: dualsoft.log_softmax(x, axis, out=out),
         "numpy": formula,
         "scipy": lambda scipy, x, axis, out: scipy.special.log_softmax(x, axis=axis),
+        "cupyx": lambda cupyx, x, axis, out: cupyx.scipy.special.log_softmax(x, axis=axis),
         "torch": lambda torch, x, axis, out: torch.log_softmax(x, axis, out=out),
         "torch.compile": lambda torch, x, axis, out: out.copy_(torch.log_softmax(x, axis)),
         "jax": lambda jax, x, axis, out: jax.nn.log_softmax(x, axis=axis),

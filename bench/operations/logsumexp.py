@@ -34,6 +34,7 @@ OPERATION = Operation(
         "dualsoft": lambda _, x, axis, out: dualsoft.logsumexp(x, axis, out=out),
         "numpy": formula,
         "scipy": lambda scipy, x, axis, out: scipy.special.logsumexp(x, axis=axis),
+        "cupyx": lambda cupyx, x, axis, out: cupyx.scipy.special.logsumexp(x, axis=axis),
         "torch": lambda torch, x, axis, out: torch.logsumexp(x, axis, out=out),
         "torch.compile": lambda torch, x, axis, out: out.copy_(torch.logsumexp(x, axis)),
         "jax": lambda jax, x, axis, out: jax.nn.logsumexp(x, axis=axis),

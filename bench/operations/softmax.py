@@ -33,6 +33,7 @@ OPERATION = Operation(
         "dualsoft": lambda _, x, axis, out: dualsoft.softmax(x, axis, out=out),
         "numpy": formula,
         "scipy": lambda scipy, x, axis, out: scipy.special.softmax(x, axis=axis),
+        "cupyx": lambda cupyx, x, axis, out: cupyx.scipy.special.softmax(x, axis=axis),
         "torch": lambda torch, x, axis, out: torch.softmax(x, axis, out=out),
         "torch.compile": lambda torch, x, axis, out: out.copy_(torch.softmax(x, axis)),
         "jax": lambda jax, x, axis, out: jax.nn.softmax(x, axis=axis),

@@ -1,6 +1,6 @@
 """What answers the problems: a backend is a name, whether it can be used, what it takes, and how it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 
@@ -18,6 +18,8 @@ class Backend(NamedTuple):
     """Writes the problem's ``out``."""
     variant: Callable[[str], "Backend"] | None = None
     """The backend called ``name:variant``; raises ValueError if there is none, RuntimeError if it cannot be used."""
+    warmup: Callable[[Iterable[int]], int] | None = None
+    """Compiles what calls on arrays of these dtype codes can need, and returns how many kernels that is."""
 
 
 __all__ = ["Backend"]

@@ -1,0 +1,92 @@
+// instructions.cu - one small kernel for each function of ptx.cuh and for the exchanges between lanes, and the functions built on them: what the
+// instructions of a card compute, number by number.
+#include "convert.cuh"
+#include "elementary.cuh"
+#include "group.cuh"
+
+using namespace ds;
+
+DS_DEVICE int element() { return int(blockIdx.x * blockDim.x + threadIdx.x); }
+
+#define DS_KERNEL(name) extern "C" __global__ void name
+#define DS_UNARY(name, Y, A, function) \
+    DS_KERNEL(name)(const A* a, Y* y, int n) { const int i = element(); if (i < n) y[i] = function(a[i]); }
+#define DS_BINARY(name, T, function) \
+    DS_KERNEL(name)(const T* a, const T* b, T* y, int n) { const int i = element(); if (i < n) y[i] = function(a[i], b[i]); }
+#define DS_TERNARY(name, T, function) \
+    DS_KERNEL(name)(const T* a, const T* b, const T* c, T* y, int n) { const int i = element(); if (i < n) y[i] = function(a[i], b[i], c[i]); }
+
+// ------------------------------------------------------------------ arithmetic
+DS_BINARY(add_f32, f32, add)
+DS_BINARY(sub_f32, f32, sub)
+DS_BINARY(mul_f32, f32, mul)
+DS_TERNARY(fused_f32, f32, fused)
+DS_BINARY(larger_f32, f32, larger)
+DS_UNARY(reciprocal_f32, f32, f32, reciprocal)
+DS_UNARY(exp2_approximate_f32, f32, f32, exp2_approximate)
+DS_BINARY(add_f64, f64, add)
+DS_BINARY(sub_f64, f64, sub)
+DS_BINARY(mul_f64, f64, mul)
+DS_TERNARY(fused_f64, f64, fused)
+DS_BINARY(larger_f64, f64, larger)
+DS_UNARY(reciprocal_f64, f64, f64, reciprocal)
+
+// ------------------------------------------------------------------ conversions
+DS_DEVICE u16 bf16_of(f64 a) { return rounded<bf16>::of(a).bits; }
+DS_DEVICE f32 from_bf16(u16 bits) { return to_compute<f32>(bf16{bits}); }
+
+DS_UNARY(widen_f32, f64, f32, widen)
+DS_UNARY(narrow_f64, f32, f64, narrow)
+DS_UNARY(narrow_to_zero_f64, f32, f64, narrow_to_zero)
+DS_UNARY(is_nan_f32, i32, f32, is_nan)
+DS_UNARY(is_nan_f64, i32, f64, is_nan)
+DS_UNARY(from_f16_u16, f32, u16, from_f16)
+DS_UNARY(from_bf16_u16, f32, u16, from_bf16)
+DS_UNARY(to_f16_f32, u16, f32, to_f16)
+DS_UNARY(to_f16_f64, u16, f64, to_f16)
+DS_UNARY(to_bf16_f32, u16, f32, to_bf16)
+DS_UNARY(to_bf16_f64, u16, f64, bf16_of)
+
+// ------------------------------------------------------------------ elementary functions
+DS_UNARY(exponential_f32, f32, f32, exponential)
+DS_UNARY(exponential_f64, f64, f64, exponential)
+DS_UNARY(exponential_rough_f32, f32, f32, exponential_rough)
+DS_UNARY(log1p_of_f64, f64, f64, log1p_of)
+
+// ------------------------------------------------------------------ global memory
+template <int size> DS_DEVICE void move_words(const char* x, char* y, int n) {
+    const int i = element();
+    if (i >= n) return;
+    words<size> w;
+    load_words(w, x + i64(i) * size);
+    store_words(y + i64(i) * size, w);
+}
+DS_KERNEL(move_words_1)(const char* x, char* y, int n) { move_words<1>(x, y, n); }
+DS_KERNEL(move_words_2)(const char* x, char* y, int n) { move_words<2>(x, y, n); }
+DS_KERNEL(move_words_4)(const char* x, char* y, int n) { move_words<4>(x, y, n); }
+DS_KERNEL(move_words_8)(const char* x, char* y, int n) { move_words<8>(x, y, n); }
+DS_KERNEL(move_words_16)(const char* x, char* y, int n) { move_words<16>(x, y, n); }
+
+// ------------------------------------------------------------------ between lanes: one warp, y[k][lane] from the lane at distance 2^k
+template <class T> DS_DEVICE void exchange(const T* x, T* y) {
+    const int lane = int(threadIdx.x);
+    const T mine = x[lane];
+#pragma unroll
+    for (int k = 0; k < 5; ++k) y[k * 32 + lane] = from_lane(mine, 1 << k);
+}
+DS_KERNEL(from_lane_i32)(const i32* x, i32* y) { exchange(x, y); }
+DS_KERNEL(from_lane_f32)(const f32* x, f32* y) { exchange(x, y); }
+DS_KERNEL(from_lane_f64)(const f64* x, f64* y) { exchange(x, y); }
+DS_KERNEL(from_lane_twofold)(const twofold* x, twofold* y) { exchange(x, y); }
+
+DS_KERNEL(any_lane)(const i32* x, i32* y) { y[element()] = __any_sync(ALL_LANES, x[element()] != 0); }
+
+// ------------------------------------------------------------------ over the threads of a group: one block, every thread writes what it ended with
+#define DS_REDUCTIONS(size)                                                                                                          \
+    DS_KERNEL(reduce_maximum_f32_##size)(const f32* x, f32* y) { y[threadIdx.x] = group<size>::reduce(x[threadIdx.x], maximum()); }   \
+    DS_KERNEL(reduce_plus_f64_##size)(const f64* x, f64* y) { y[threadIdx.x] = group<size>::reduce(x[threadIdx.x], plus()); }         \
+    DS_KERNEL(reduce_plus_twofold_##size)(const twofold* x, twofold* y) { y[threadIdx.x] = group<size>::reduce(x[threadIdx.x], plus()); }
+DS_REDUCTIONS(8)
+DS_REDUCTIONS(32)
+DS_REDUCTIONS(128)
+DS_REDUCTIONS(512)

@@ -1,0 +1,75 @@
+// ptx.cuh - every PTX instruction that the kernels name, one function each.
+//
+// float32 arithmetic goes through these functions: CuPy compiles with -ftz=true, which flushes subnormal numbers in plain expressions but not in
+// instructions that are written out without .ftz. They cost the same.
+#pragma once
+#include "types.cuh"
+
+namespace ds {
+
+// ------------------------------------------------------------------ float32, subnormal numbers kept
+DS_DEVICE f32 add(f32 a, f32 b) { f32 r; asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DS_DEVICE f32 sub(f32 a, f32 b) { f32 r; asm("sub.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DS_DEVICE f32 mul(f32 a, f32 b) { f32 r; asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DS_DEVICE f32 fused(f32 a, f32 b, f32 c) { f32 r; asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c)); return r; }
+DS_DEVICE f32 larger(f32 a, f32 b) { f32 r; asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }     // of a number and NaN, the number
+DS_DEVICE f32 reciprocal(f32 a) { f32 r; asm("rcp.rn.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
+// 2^a within 2 units; results below 2^-126 are 0
+DS_DEVICE f32 exp2_approximate(f32 a) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
+
+// ------------------------------------------------------------------ float64: plain expressions flush nothing
+DS_DEVICE f64 add(f64 a, f64 b) { return a + b; }
+DS_DEVICE f64 sub(f64 a, f64 b) { return a - b; }
+DS_DEVICE f64 mul(f64 a, f64 b) { return a * b; }
+DS_DEVICE f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+DS_DEVICE f64 larger(f64 a, f64 b) { f64 r; asm("max.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b)); return r; }
+DS_DEVICE f64 reciprocal(f64 a) { f64 r; asm("rcp.rn.f64 %0, %1;" : "=d"(r) : "d"(a)); return r; }
+
+// ------------------------------------------------------------------ global memory, by size
+// Written out, because the compiler does not always see that an address is global. Data is passed once: it need not stay in the first cache.
+template <int size> struct words;
+template <> struct words<1> { u16 at; };
+template <> struct words<2> { u16 at; };
+template <> struct words<4> { u32 at; };
+template <> struct words<8> { u32 at[2]; };
+template <> struct words<16> { u32 at[4]; };
+
+DS_DEVICE void load_words(words<1>& w, const void* p) { asm volatile("ld.global.u8 %0, [%1];" : "=h"(w.at) : "l"(p) : "memory"); }
+DS_DEVICE void load_words(words<2>& w, const void* p) { asm volatile("ld.global.b16 %0, [%1];" : "=h"(w.at) : "l"(p) : "memory"); }
+DS_DEVICE void load_words(words<4>& w, const void* p) { asm volatile("ld.global.b32 %0, [%1];" : "=r"(w.at) : "l"(p) : "memory"); }
+DS_DEVICE void load_words(words<8>& w, const void* p) {
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(p) : "memory");
+}
+DS_DEVICE void load_words(words<16>& w, const void* p) {
+    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3]) : "l"(p) : "memory");
+}
+DS_DEVICE void store_words(void* p, words<1> w) { asm volatile("st.global.u8 [%0], %1;" : : "l"(p), "h"(w.at) : "memory"); }
+DS_DEVICE void store_words(void* p, words<2> w) { asm volatile("st.global.b16 [%0], %1;" : : "l"(p), "h"(w.at) : "memory"); }
+DS_DEVICE void store_words(void* p, words<4> w) { asm volatile("st.global.b32 [%0], %1;" : : "l"(p), "r"(w.at) : "memory"); }
+DS_DEVICE void store_words(void* p, words<8> w) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(p), "r"(w.at[0]), "r"(w.at[1]) : "memory");
+}
+DS_DEVICE void store_words(void* p, words<16> w) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3]) : "memory");
+}
+
+// ------------------------------------------------------------------ conversions, rounding to nearest
+DS_DEVICE f64 widen(f32 a) { f64 r; asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a)); return r; }
+DS_DEVICE f32 narrow(f64 a) { f32 r; asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }
+DS_DEVICE f32 narrow_to_zero(f64 a) { f32 r; asm("cvt.rz.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }
+DS_DEVICE bool is_nan(f32 x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u; }
+DS_DEVICE bool is_nan(f64 x) { return x != x; }
+DS_DEVICE f32 from_f16(u16 bits) { f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits)); return r; }
+DS_DEVICE u16 to_f16(f32 a) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a)); return r; }
+DS_DEVICE u16 to_f16(f64 a) { u16 r; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r) : "d"(a)); return r; }
+#if __CUDA_ARCH__ >= 800
+DS_DEVICE u16 to_bf16(f32 a) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(a)); return r; }
+#else
+DS_DEVICE u16 to_bf16(f32 a) {
+    const u32 bits = __float_as_uint(a);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? u16(0x7fff) : u16((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+#endif
+
+}  // namespace ds

@@ -1,0 +1,204 @@
+// rows.cuh - a row in the registers of a group of threads: read once, its maximum, its sums, its results written.
+//
+// Element i of a segment belongs to chunk i / CHUNK, chunk c to thread c % GROUP. That holds for every layout, so a row's bits do not depend on
+// strides or alignment; only the width of the accesses does.
+//
+// Macros of a variant: DS_X, DS_Y   types of input and output
+//                      DS_GROUP     threads a row          DS_CHUNK, DS_SLOTS   elements a chunk, chunks a thread
+//                      DS_DIRECT    1: rows are contiguous and aligned, nothing is hidden or scaled; accesses of 16 bytes
+//                      DS_TILED     1: rows may be longer than a segment
+#pragma once
+#include "convert.cuh"
+#include "layout.cuh"
+#include "pair.cuh"
+
+namespace ds {
+
+typedef DS_X x_type;
+typedef DS_Y y_type;
+typedef compute_of<x_type, y_type> compute;
+typedef group<DS_GROUP> team;
+
+constexpr int ITEMS = DS_CHUNK * DS_SLOTS;              // elements a thread
+constexpr int SEGMENT = ITEMS * DS_GROUP;
+constexpr int BLOCK = DS_GROUP > 128 ? DS_GROUP : 128;
+constexpr int BLOCKS_AT_ONCE = BLOCK == 128 ? 3 : 1;    // of a multiprocessor: what more of them leave too few registers for
+constexpr int ROWS_A_BLOCK = BLOCK / DS_GROUP;
+constexpr bool ROUGH = IS_HALF<x_type> && IS_HALF<y_type>;
+
+struct inputs {
+    const char* x;
+    const char* where;          // or null
+    const char* scale;          // or null: then `factor`
+    f64 factor;                 // 1 changes nothing, and is not multiplied
+};
+
+// One row's addresses.
+struct row {
+    const char* x;
+    const char* where;
+    compute factor;
+    bool is_scaled;
+    i64 length;                 // 0 past the last row: such a team takes part in the block's barriers only
+};
+
+DS_DEVICE row row_of(const inputs& in, const layout& at, i64 index) {
+    if (index >= at.rows) return {in.x, in.where, compute(1), false, 0};
+    const f64 factor = in.scale ? load<f64>(in.scale + offset(at.outer, SCALE, index)) : in.factor;
+    return {in.x + offset(at.outer, X, index), in.where ? in.where + offset(at.outer, WHERE, index) : nullptr,
+            rounded<compute>::of(factor), in.scale != nullptr || in.factor != 1.0, at.n};
+}
+
+// The index in its row of the first element of a chunk.
+DS_DEVICE i64 first_of(i64 segment, int slot) { return segment * SEGMENT + i64(slot * DS_GROUP + team::thread()) * DS_CHUNK; }
+
+// A thread's share of a segment. Elements that are hidden, or past the end, are -inf and not visible.
+struct share {
+    compute value[ITEMS];
+    u32 visible;
+};
+static_assert(ITEMS <= 32, "a bit of `visible` an element");
+
+DS_DEVICE void read_direct(share& mine, const row& from, i64 first, int slot) {
+    typedef chunk<x_type, DS_CHUNK> vector;
+    const x_type* const x = (const x_type*)from.x + first;
+    if (first + DS_CHUNK <= from.length) {
+        const vector v = load_aligned<vector>(x);
+#pragma unroll
+        for (int j = 0; j < DS_CHUNK; ++j) mine.value[slot * DS_CHUNK + j] = to_compute<compute>(v.at[j]);
+        mine.visible |= ((1ull << DS_CHUNK) - 1) << slot * DS_CHUNK;
+    } else {
+#pragma unroll
+        for (int j = 0; j < DS_CHUNK; ++j) {
+            const bool inside = first + j < from.length;
+            mine.value[slot * DS_CHUNK + j] = inside ? to_compute<compute>(load_aligned<x_type>(x + j)) : compute(-infinity());
+            mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
+        }
+    }
+}
+
+// The part of shared memory through which a team passes the elements of one slot, so that neighbouring threads move neighbouring elements
+// although each works on a whole chunk.
+struct passage {
+    compute* value;
+    u8* visible;
+    static constexpr int LENGTH = DS_GROUP * DS_CHUNK;
+};
+DS_DEVICE passage passage_of_team() {
+    DS_SHARED(compute, values, BLOCK * DS_CHUNK);
+    DS_SHARED(u8, flags, BLOCK * DS_CHUNK);
+    const int first = team::number() * passage::LENGTH;
+    return {values + first, flags + first};
+}
+
+DS_DEVICE void read_any(share& mine, const row& from, const axes& inner, i64 segment, int slot) {
+    const passage through = passage_of_team();
+    const i64 start = segment * SEGMENT + i64(slot) * passage::LENGTH;
+    team::meet();
+#pragma unroll 1
+    for (int k = team::thread(); k < passage::LENGTH; k += DS_GROUP) {
+        compute value = compute(-infinity());
+        bool visible = start + k < from.length;
+        if (visible && from.where) visible = load<u8>(from.where + offset(inner, WHERE, start + k)) != 0;
+        if (visible) {
+            value = to_compute<compute>(load<x_type>(from.x + offset(inner, X, start + k)));
+            if (from.is_scaled) value = mul(value, from.factor);
+        }
+        through.value[k] = value;
+        through.visible[k] = visible;
+    }
+    team::meet();
+#pragma unroll
+    for (int j = 0; j < DS_CHUNK; ++j) {
+        const int k = team::thread() * DS_CHUNK + j;
+        mine.value[slot * DS_CHUNK + j] = through.value[k];
+        mine.visible |= u32(through.visible[k]) << (slot * DS_CHUNK + j);
+    }
+}
+
+DS_DEVICE share read(const row& from, const axes& inner, i64 segment) {
+    share mine;
+    mine.visible = 0;
+#pragma unroll
+    for (int slot = 0; slot < DS_SLOTS; ++slot) {
+        if (DS_DIRECT) read_direct(mine, from, first_of(segment, slot), slot);
+        else read_any(mine, from, inner, segment, slot);
+    }
+    return mine;
+}
+
+DS_DEVICE compute largest(const share& mine) {
+    compute m = mine.value[0];
+#pragma unroll
+    for (int i = 1; i < ITEMS; ++i) m = larger(m, mine.value[i]);
+    return team::reduce(m, maximum());
+}
+
+// Adds up one thread's terms: float32 in four strands, float64 with its errors.
+struct accumulator_f32 {
+    f32 strand[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    DS_DEVICE void add_term(int i, f32 term) { strand[i % 4] = add(strand[i % 4], term); }
+    DS_DEVICE f64 total() const { return widen(add(add(strand[0], strand[1]), add(strand[2], strand[3]))); }
+};
+struct accumulator_f64 {
+    twofold sum = {0.0, 0.0};
+    DS_DEVICE void add_term(int, f64 term) { sum = sum + term; }
+    DS_DEVICE twofold total() const { return sum; }
+};
+typedef choose<sizeof(compute) == 4, accumulator_f32, accumulator_f64>::type accumulator;
+
+struct precise { template <class C> DS_DEVICE C operator()(C x) const { return exponential(x); } };
+struct rough {
+    DS_DEVICE f32 operator()(f32 x) const { return exponential_rough(x); }
+    DS_DEVICE f64 operator()(f64 x) const { return exponential(x); }
+};
+
+// What exp(x - m) subtracts: m, or 0 where all is -inf.
+DS_DEVICE compute shift_by_largest(compute m) { return m == compute(-infinity()) ? compute(0) : m; }
+DS_DEVICE compute shift_for_logarithm(compute m) {
+    return -ZERO_SHIFT < m && m < ZERO_SHIFT ? compute(0) : shift_by_largest(m);
+}
+
+// The sums of a segment whose largest element is m. With `keep` the elements give way to their exponentials.
+template <bool keep, class Exponential> DS_DEVICE sums<compute> add_up(share& mine, compute m, compute shift, Exponential exponential_of) {
+    accumulator sum;
+    i32 count = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const compute x = mine.value[i];
+        const compute e = exponential_of(sub(x, shift));
+        if (x == m) ++count;
+        else sum.add_term(i, e);
+        if (keep) mine.value[i] = e;
+    }
+    return team::reduce(sums<compute>{sum.total(), count}, plus());
+}
+
+// Where rough exponentials leave so little that those below 2^-126, which they take for 0, may show.
+constexpr f64 LITTLE = 0x1p-60;
+
+// Whether a condition, the same in all threads of a team, holds for any of those that go together. Where teams share a warp they have to.
+DS_DEVICE bool any_in_team(bool condition) { return DS_GROUP < 32 ? __any_sync(ALL_LANES, condition) != 0 : condition; }
+
+// The pair of one segment. A row decides by its own sums alone, although the threads of a warp go together.
+DS_DEVICE pair pair_of_segment(share& mine, compute m) {
+    const compute shift = shift_for_logarithm(m);
+    if (!ROUGH) return pair_of(m, shift, add_up<false>(mine, m, shift, precise()));
+    const pair quick = pair_of(m, shift, add_up<false>(mine, m, shift, rough()));
+    const bool is_little = quick.rest.high < LITTLE;
+    if (!any_in_team(is_little)) return quick;
+    const pair exact = pair_of(m, shift, add_up<false>(mine, m, shift, precise()));
+    return is_little ? exact : quick;
+}
+
+// The pair of a row, segment by segment.
+DS_DEVICE pair pair_of_row(const row& from, const axes& inner) {
+    pair p = nothing();
+    for (i64 segment = 0; segment * SEGMENT < from.length; ++segment) {
+        share mine = read(from, inner, segment);
+        p = merge(p, pair_of_segment(mine, largest(mine)));
+    }
+    return p;
+}
+
+}  // namespace ds

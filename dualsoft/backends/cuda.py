@@ -1,0 +1,165 @@
+"""The CUDA kernels for CuPy arrays: each problem is one launch on the array's device and CuPy's current stream.
+
+CuPy is imported when it is first asked for, by a CuPy array or by ``backends()``, never for a NumPy call.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from dualsoft.arrays import is_cupy
+from dualsoft.backends import Backend, cuda_rows, nvrtc
+from dualsoft.backends.cuda_rows import STORAGE, Launch
+from dualsoft.backends.nvrtc import Variant
+from dualsoft.dtypes import find_format
+from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
+
+OLDEST = 75
+"""The lowest compute capability, times ten, that the kernels are compiled for."""
+_OLDEST_CUPY = 13
+
+_LAUNCHES: dict[type, Callable[[Any], Launch]] = {
+    SoftmaxProblem: cuda_rows.softmax,
+    LogSumExpProblem: cuda_rows.logsumexp,
+}
+
+_PROBE = Variant("probe.cu", "probe", ())
+
+Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
+
+
+class Kernels:
+    """The kernels of one CuPy module, compiled when they are first needed, for each device by itself."""
+
+    def __init__(self, cp: ModuleType) -> None:
+        self.cp = cp
+        self._loaded: dict[tuple[int, Variant], Kernel] = {}
+
+    def run(self, problem: Any) -> None:
+        """Write the problem's output. The host does not wait."""
+        launch = _LAUNCHES[type(problem)](problem)
+        with problem.x.device as device:
+            kernel = self._loaded.get((device.id, launch.variant)) or self.load(device.id, launch.variant)
+            kernel((launch.grid,), (launch.block,), launch.arguments)
+
+    def load(self, device: int, variant: Variant) -> Kernel:
+        """Return the kernel of a variant for a device, which must be the current one."""
+        kernel: Kernel = nvrtc.load(self.cp, variant)
+        self._loaded[device, variant] = kernel
+        return kernel
+
+    def warmup(self, codes: Iterable[int]) -> int:
+        """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
+        device = self.cp.cuda.Device().id
+        wanted = list(cuda_rows.variants(tuple(codes)))
+        for variant in wanted:
+            if (device, variant) not in self._loaded:
+                self.load(device, variant)
+        return len(wanted)
+
+    def accepts(self, work: Any) -> bool:
+        """Return whether a problem, or an array, is one that these kernels serve."""
+        if type(work) in _LAUNCHES:
+            return (
+                isinstance(work.x, self.cp.ndarray)
+                and work.x_code in STORAGE
+                and not (type(work) is LogSumExpProblem and work.b is not None)
+            )
+        known = find_format(work.dtype) if isinstance(work, self.cp.ndarray) else None
+        return known is not None and known.code in STORAGE
+
+    def reason(self) -> str | None:
+        """Return why the kernels cannot be used, or None after one has run."""
+        cp = self.cp
+        try:
+            if not cp.cuda.is_available():
+                return "CuPy finds no CUDA driver or no GPU"
+        except Exception as error:  # whatever a broken driver raises is the reason
+            return f"CuPy cannot look for a GPU: {type(error).__name__}: {error}"
+        try:
+            cp.cuda.nvrtc.getVersion()
+        except RuntimeError as error:
+            return (
+                "CuPy finds no NVRTC, which compiles the kernels: install dualsoft[cuda13], or dualsoft[cuda12] for an "
+                f"older driver ({error})"
+            )
+        capability = int(cp.cuda.Device().compute_capability)
+        if capability < OLDEST:
+            return f"the GPU has compute capability {capability / 10}, and the kernels need {OLDEST / 10}"
+        try:
+            self._try()
+        except Exception as error:  # as above
+            return f"a first kernel does not run: {type(error).__name__}: {error}"
+        return None
+
+    def _try(self) -> None:
+        one = self.cp.zeros(1, "float32")
+        probe = nvrtc.load(self.cp, _PROBE)
+        probe((1,), (1,), (one,))
+        found = float(one.get()[0])
+        if found != 1:
+            raise RuntimeError(f"it wrote {found} instead of 1")
+
+
+def variants() -> Iterator[Variant]:
+    """Yield the kernels of this module itself."""
+    yield _PROBE
+
+
+_lock = threading.Lock()
+_found: tuple[Kernels | None, str | None] | None = None
+
+
+def _find() -> tuple[Kernels | None, str | None]:
+    """Return the kernels, or the reason why there are none; asked once a process."""
+    global _found
+    with _lock:
+        if _found is None:
+            _found = _look()
+    return _found
+
+
+def _look() -> tuple[Kernels | None, str | None]:
+    try:
+        import cupy
+    except ImportError as error:
+        if error.name == "cupy":
+            return None, "CuPy is not installed: install dualsoft[cuda13], or dualsoft[cuda12] for an older driver"
+        return None, f"CuPy cannot be imported: {error}"
+    if int(cupy.__version__.partition(".")[0]) < _OLDEST_CUPY:
+        return None, f"CuPy is {cupy.__version__}, and dualsoft needs {_OLDEST_CUPY} or newer"
+    kernels = Kernels(cupy)
+    reason = kernels.reason()
+    return (kernels, None) if reason is None else (None, reason)
+
+
+def _run(problem: Any) -> None:
+    kernels, reason = _find()
+    if kernels is None:
+        raise RuntimeError(f"the cuda backend cannot be used: {reason}")
+    kernels.run(problem)
+
+
+def _accepts(work: Any) -> bool:
+    if not is_cupy(getattr(work, "x", work)):
+        return False
+    kernels, _ = _find()
+    # Where nothing can run, the array is still this backend's, and the reason goes into the error.
+    return kernels is None or kernels.accepts(work)
+
+
+def _warmup(codes: Iterable[int]) -> int:
+    kernels, reason = _find()
+    if kernels is None:
+        raise RuntimeError(f"the cuda backend cannot be used: {reason}")
+    return kernels.warmup(codes)
+
+
+def backend_of(name: str, cp: ModuleType) -> Backend:
+    """Return a backend over a module that has CuPy's names."""
+    kernels = Kernels(cp)
+    return Backend(name, kernels.reason, kernels.accepts, kernels.run, warmup=kernels.warmup)
+
+
+BACKEND = Backend("cuda", lambda: _find()[1], _accepts, _run, warmup=_warmup)

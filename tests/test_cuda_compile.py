@@ -1,0 +1,303 @@
+"""The compile gate: every kernel variant that can be launched is compiled, and its machine code is read.
+
+``DUALSOFT_TEST_ARCHITECTURES`` chooses others than three: ``all``, or numbers such as ``80,90``. What it asks for must
+be possible: missing tools fail then and do not skip. ``python tests/cubin.py`` prints the numbers that are judged here.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cubin
+import pytest
+from cubin import Code, CompileError
+
+from dualsoft.backends.nvrtc import OPTIONS, Variant, folder
+
+ASKED = os.environ.get("DUALSOFT_TEST_ARCHITECTURES", "")
+CHOSEN = (
+    cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
+)
+
+REGISTERS = {"softmax_rows": 168, "logsumexp_rows": 168, "probe": 16}
+"""The most registers a thread, by kernel: 168 leave room for 12 warps a multiprocessor."""
+
+SPILLS: dict[tuple[str, int], tuple[int, str]] = {}
+"""(variant, architecture): bytes a thread in local memory, and why they may be there."""
+
+SUBROUTINES = {
+    "rcp_rn_f32_slowpath": "reciprocals of subnormal numbers and the like",
+    "dblrcp_rn_slowpath": "reciprocals in float64, the same",
+    "div_rn_f64_full": "quotients in float64, the same",
+    "offset_along_axes": "the place of a row or element along several axes",
+    "div_s64": "the same",
+    "rem_s64": "the same",
+}
+"""What may be called, and what for. The names stand in what the compiler calls them."""
+
+BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+
+
+def need(architecture: int | None = None) -> None:
+    """Skip, or fail where architectures were asked for, unless the tools are here."""
+    reason = cubin.why_not()
+    if reason is None and architecture is not None and architecture not in cubin.nvrtc().architectures:
+        reason = f"NVRTC {cubin.nvrtc().version} does not know sm_{architecture}"
+    if reason is not None:
+        (pytest.fail if ASKED else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="module", params=CHOSEN, ids=lambda number: f"sm_{number}")
+def found(request: pytest.FixtureRequest) -> tuple[Code, ...]:
+    """Every variant for one architecture; a variant that does not compile, or with a warning, is an error here."""
+    need(request.param)
+    codes = cubin.codes(request.param)
+    assert codes, "the launch tables list no variants"
+    return codes
+
+
+def none_of(complaints: Iterable[str]) -> None:
+    lines = list(complaints)
+    assert not lines, f"{len(lines)} variants:\n" + "\n".join(lines)
+
+
+def read(text: str, architecture: int = 90, kernel: str = "planted") -> Code:
+    """The machine code of a text with one kernel."""
+    variant = Variant("planted.cu", kernel, ())
+    compiled = cubin.nvrtc().compile(text, cubin.options_of(variant, architecture), variant.source)
+    return cubin.read([variant], [compiled], architecture)[0]
+
+
+# ---------------------------------------------------------------- what every variant must keep
+
+
+def test_nothing_spills(found: tuple[Code, ...]) -> None:
+    """Nothing lies in local memory, but for the exceptions, which must be as listed."""
+    for_these = {(code.variant.name, code.architecture): code.spilled for code in found}
+    none_of(
+        f"{name}, sm_{architecture}: {spilled} bytes, {SPILLS.get((name, architecture), (0,))[0]} are allowed"
+        for (name, architecture), spilled in for_these.items()
+        if spilled != SPILLS.get((name, architecture), (0,))[0]
+    )
+    stale = [key for key in SPILLS if key[1] == found[0].architecture and key not in for_these]
+    assert not stale, f"exceptions for variants that do not exist: {stale}"
+
+
+def test_registers(found: tuple[Code, ...]) -> None:
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.registers} registers"
+        for code in found
+        if code.registers > REGISTERS[code.variant.kernel]
+    )
+
+
+def test_blocks_fit(found: tuple[Code, ...]) -> None:
+    """The launch bound is stated, so a block of that size always has its registers; static shared memory is small."""
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.threads} threads, {code.usage['SHARED']} bytes"
+        for code in found
+        if not 1 <= code.threads <= 1024 or code.usage["SHARED"] > 48 * 1024 or code.resident_warps == 0
+    )
+
+
+def accesses_due(variant: Variant) -> dict[str, int]:
+    """The widest accesses of a variant whose rows lie contiguous and aligned: one or more for each chunk, each way."""
+    macros = dict(variant.defines)
+    if not int(macros.get("DS_DIRECT", 0)):
+        return {}
+    due = {}
+    ways = {"LDG": "DS_X", "STG": "DS_Y"} if variant.kernel == "softmax_rows" else {"LDG": "DS_X"}
+    for way, macro in ways.items():
+        size = int(macros["DS_CHUNK"]) * BYTES[str(macros[macro]).removeprefix("ds::")]
+        width = min(size, 16)
+        due[f"{way}.{width * 8}"] = int(macros["DS_SLOTS"]) * (size // width)
+    return due
+
+
+def test_accesses_are_wide(found: tuple[Code, ...]) -> None:
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.counts[name]} {name}, {due} are due"
+        for code in found
+        for name, due in accesses_due(code.variant).items()
+        if code.counts[name] < due
+    )
+
+
+def test_addresses_are_global_or_shared(found: tuple[Code, ...]) -> None:
+    """LD and ST look up at each access which memory an address is of: the compiler lost track of where it came from.
+
+    A function that is not inlined has no other way to its arguments by reference.
+    """
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.own_counts['LD']} LD, {code.own_counts['ST']} ST"
+        for code in found
+        if code.own_counts["LD"] or code.own_counts["ST"]
+    )
+
+
+def not_allowed(code: Code) -> set[str]:
+    return {name for name in code.subroutines if not any(allowed in name for allowed in SUBROUTINES)}
+
+
+def test_calls(found: tuple[Code, ...]) -> None:
+    """What is called is a subroutine of the list; none is called without standing behind its kernel."""
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {sorted(not_allowed(code)) or 'elsewhere'}"
+        for code in found
+        if not_allowed(code) or (code.counts["CALL"] and not code.subroutines)
+    )
+
+
+def test_half_types_take_no_float64_exponential(found: tuple[Code, ...]) -> None:
+    """The special-function unit is what makes 16-bit rows cheap: at least one instruction for each element."""
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.counts['MUFU']} MUFU"
+        for code in found
+        for macros in [dict(code.variant.defines)]
+        if BYTES.get(str(macros.get("DS_X", "")).removeprefix("ds::")) == 2
+        and BYTES.get(str(macros.get("DS_Y", "")).removeprefix("ds::")) == 2
+        and code.counts["MUFU"] < int(macros["DS_CHUNK"]) * int(macros["DS_SLOTS"])
+    )
+
+
+# ---------------------------------------------------------------- that nothing is left out, and the options
+
+
+def test_every_source_is_compiled() -> None:
+    """Each entry of each file of kernels is a variant of some launch table."""
+    listed = {(variant.source, variant.kernel) for variant in cubin.variants()}
+    entry = re.compile(
+        r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^()]*(?:\([^()]*\))*[^()]*\)\s*)?(\w+)\('
+    )
+    written = {
+        (path.name, name)
+        for path in sorted(folder().glob("*.cu"))
+        for name in entry.findall(path.read_text(encoding="utf-8"))
+    }
+    assert written == listed
+    assert {kernel for _, kernel in listed} == set(REGISTERS)
+
+
+def test_variants_are_told_apart() -> None:
+    names = [variant.name for variant in cubin.variants()]
+    assert len(set(names)) == len(names)
+
+
+def test_options_are_those_of_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CuPy gives to NVRTC for a RawModule's options, word for word; neither a card nor a driver is asked."""
+    compiler: Any = pytest.importorskip("cupy.cuda.compiler", reason="CuPy is not installed")
+    given: dict[str, tuple[str, ...]] = {}
+
+    class Caught(Exception):
+        pass
+
+    class Program:
+        def __init__(self, text: str, *_: object, **__: object) -> None:
+            self.text = text
+
+        def compile(self, options: tuple[str, ...] = (), *_: object) -> tuple[bytes, None]:
+            given[self.text] = options
+            if self.text:
+                raise Caught
+            return b"", None
+
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    monkeypatch.setattr(compiler, "_NVRTCProgram", Program)
+    monkeypatch.setattr(compiler, "_get_nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(compiler, "_get_arch", lambda: "90")
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: ("-arch=sm_90", "cubin"))
+    variant = Variant("planted.cu", "planted", (("DS_X", "ds::f16"), ("DS_SLOTS", 4)))
+    with pytest.raises(Caught):
+        compiler._compile_module_with_cache("text", variant.options())
+    assert given["text"] == cubin.options_of(variant, 90)
+
+
+def test_other_cuda_versions() -> None:
+    """NVRTC of the CUDA versions beside the newest takes the same text: all of it if architectures were asked for."""
+    need()
+    others = cubin.nvrtc_libraries()[1:]
+    if not others:
+        pytest.skip("one NVRTC only is installed (for another: wheel nvidia-cuda-nvrtc-cu12)")
+    listed = cubin.variants()[:: 1 if ASKED else 7]
+    for compiler in map(cubin.nvrtc, others):
+        architecture = max(set(compiler.architectures) & set(cubin.EVERY_TIME))
+        compile_one = partial(cubin.compile_variant, architecture=architecture, compiler=compiler)
+        assert all(cubin.in_parallel(compile_one, listed))
+
+
+# ---------------------------------------------------------------- that the gate sees what it is for
+
+HEAD = 'extern "C" __global__ void __launch_bounds__(1024) planted'
+SPILLING = HEAD + "(int* x) { int a[99]; for (int i = 0; i < 99; ++i) a[x[i] % 99] = x[i + 99]; x[0] = a[x[1]]; }"
+FUSABLE = HEAD + "(double* x, float* y) { x[0] = x[0] * x[1] + x[2]; y[0] = y[0] * y[1] + y[2]; }"
+FUSED = HEAD + "(double* x, float* y) { x[0] = fma(x[0], x[1], x[2]); y[0] = fmaf(y[0], y[1], y[2]); }"
+DIVIDING = HEAD + "(double* x) { x[0] = x[1] / x[2]; }"
+GENERIC = HEAD + "(float** x) { __shared__ float y[9]; float* p = x[1] ? x[0] : y; p[threadIdx.x] = p[9]; }"
+WIDE = HEAD + "(float4* x, short* y) { x[0] = x[1]; y[0] = y[1]; }"
+
+
+@pytest.mark.parametrize("architecture", CHOSEN)
+def test_planted(architecture: int) -> None:
+    need(architecture)
+    spilling = read(SPILLING, architecture)
+    assert spilling.spilled >= 4 * 99
+    assert spilling.counts["LDL"]
+    assert spilling.threads == 1024
+    dividing = read(DIVIDING, architecture)
+    assert dividing.counts["CALL"]
+    assert any("div_rn_f64" in name for name in dividing.subroutines)
+    wide = read(WIDE, architecture)
+    assert (wide.counts["LDG.128"], wide.counts["STG.128"], wide.spilled, wide.counts["CALL"]) == (1, 1, 0, 0)
+    assert wide.counts["LDG"] == wide.counts["LDG.128"] + wide.counts["LDG.U16"]
+    generic = read(GENERIC, architecture)
+    assert generic.counts["LD"] + generic.counts["ST"]
+
+
+def test_only_what_is_meant_is_fused() -> None:
+    need()
+    assert OPTIONS == ("--std=c++17", "--fmad=false")
+    fusable, fused = read(FUSABLE), read(FUSED)
+    assert (fusable.counts["FFMA"], fusable.counts["DFMA"]) == (0, 0)
+    assert (fused.counts["FFMA"], fused.counts["DFMA"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('#line 7 "planted.cuh"\nint f() { return y; }', r"planted\.cuh\(7\): error"),
+        (HEAD + "() { int never_used; }", "warning.*never_used"),
+        ('#include "planted.cuh"\n', "planted.cuh"),
+    ],
+)
+def test_complaints_name_the_line(text: str, words: str) -> None:
+    need()
+    with pytest.raises(CompileError, match=words):
+        read(text)
+
+
+def test_what_is_read_is_what_nvdisasm_says(tmp_path: Path) -> None:
+    """Kernels are read end to end; one by one, as files, they come out the same."""
+    need()
+    variant = Variant("planted.cu", "planted", ())
+    texts = [DIVIDING, FUSED, SPILLING]
+    for number in (min(CHOSEN), max(CHOSEN)):
+        compiled = [cubin.nvrtc().compile(text, cubin.options_of(variant, number)) for text in texts]
+        for code, data in zip(cubin.read([variant] * 3, compiled, number), compiled, strict=True):
+            path = tmp_path / "planted.cubin"
+            path.write_bytes(data)
+            lines = cubin.LINE.findall(cubin.run("nvdisasm", "-c", str(path)))
+            assert [(int(at, 16), name) for at, name, _ in lines] == [i[:2] for i in code.instructions]
+            assert len(lines) > 10
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    need()
+    rows = cubin.table([read(WIDE)])
+    assert all(len(row) == len(rows[0]) for row in rows)
+    cubin.show(rows)
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("LDG.128", "registers", "planted[]"))
+    assert cubin.main(["--nonsense"]) == 1

@@ -1,0 +1,448 @@
+"""The host side of the CUDA kernels: source text, variants, layouts and launches, without running a kernel where none
+is needed.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cubin
+import devices
+import emulator
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualsoft as ds
+from dualsoft.backends import cuda_layout, cuda_rows, nvrtc
+from dualsoft.backends.cuda_layout import MAX_RANK, OPERANDS, Layout, layout_of
+from dualsoft.backends.cuda_rows import Shape, shape_for
+from dualsoft.backends.nvrtc import Variant
+from dualsoft.dtypes import BF16, F16, F32, F64, I8
+from dualsoft.problem import LogSumExpProblem, SoftmaxProblem, softmax_problem
+
+needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
+NAME = "cuda-emulated:sm_80"
+FILES = sorted(path.name for path in nvrtc.folder().iterdir())
+KERNELS = sorted({variant.source for variant in cuda_rows.variants()} | {"probe.cu"})
+_LINE = re.compile(r'#line (\d+) "([\w.]+)"')
+
+
+@pytest.fixture
+def cp() -> Any:
+    return devices.module(NAME)
+
+
+# ------------------------------------------------------------------ source text
+def placed_lines(text: str) -> Iterator[tuple[str, int, str]]:
+    """Each line of assembled text with the file and number that a compiler gives it."""
+    name, number = "", 0
+    for line in text.splitlines():
+        directive = _LINE.fullmatch(line)
+        if directive:
+            number, name = int(directive[1]), directive[2]
+        else:
+            yield name, number, line
+            number += 1
+
+
+@pytest.mark.parametrize("source", KERNELS)
+def test_every_line_of_a_source_has_the_number_of_its_file(source: str) -> None:
+    text = nvrtc.assemble(source)
+    texts = {name: (nvrtc.folder() / name).read_text().splitlines() for name in FILES}
+    seen: dict[str, set[int]] = {}
+    for name, number, line in placed_lines(text):
+        original = texts[name][number - 1]
+        if line != original:
+            assert line == ""
+            assert original == "#pragma once" or original.startswith('#include "')
+        assert number not in seen.setdefault(name, set()), f"{name}:{number} comes twice"
+        seen[name].add(number)
+    for name, numbers in seen.items():
+        missing = [n for n in range(1, len(texts[name]) + 1) if n not in numbers]
+        assert all(texts[name][n - 1].startswith('#include "') for n in missing), f"{name} lacks {missing}"
+
+
+@pytest.mark.parametrize("source", KERNELS)
+def test_each_include_comes_once_and_nothing_is_left_to_include(source: str) -> None:
+    text = nvrtc.assemble(source)
+    starts = Counter(match[2] for match in _LINE.finditer(text) if match[1] == "1")
+    assert set(starts.values()) == {1}
+    assert starts[source] == 1
+    assert "#include" not in text
+    assert "#pragma once" not in text
+
+
+def test_an_include_stands_before_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.cu").write_text('// a\n#include "b.cuh"\n#include "c.cuh"\na\n')
+    (tmp_path / "b.cuh").write_text('#pragma once\n#include "c.cuh"\nb\n')
+    (tmp_path / "c.cuh").write_text("#pragma once\nc\n")
+    monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
+    lines = [(name, number, line) for name, number, line in placed_lines(nvrtc.assemble.__wrapped__("a.cu")) if line]
+    assert lines == [("a.cu", 1, "// a"), ("c.cuh", 2, "c"), ("b.cuh", 3, "b"), ("a.cu", 4, "a")]
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a line that does not compile into one of the files; returns its number."""
+
+    def plant(name: str) -> int:
+        for file in FILES:
+            (tmp_path / file).write_text((nvrtc.folder() / file).read_text())
+        lines = (tmp_path / name).read_text().splitlines()
+        lines.append("nonsense planted;")
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
+        nvrtc.assemble.cache_clear()
+        return len(lines)
+
+    yield plant
+    monkeypatch.undo()
+    nvrtc.assemble.cache_clear()
+
+
+ANY_VARIANT = next(variant for variant in cuda_rows.variants() if variant.source == "softmax.cu")
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", ["types.cuh", "rows.cuh", "softmax.cu"])
+def test_a_compile_error_names_the_line_of_the_file(name: str, planted: Any, cp: Any) -> None:
+    number = planted(name)
+    with pytest.raises(RuntimeError) as caught:
+        nvrtc.load(cp, ANY_VARIANT)
+    assert f"{name}:{number}:" in str(caught.value)
+    assert "NVRTC does not compile softmax.cu with --std=c++17 --fmad=false -DDS_X=" in str(caught.value)
+    assert isinstance(caught.value.__cause__, cp.cuda.compiler.CompileException)
+
+
+@pytest.mark.skipif(cubin.why_not() is not None, reason=str(cubin.why_not()))
+@pytest.mark.parametrize("name", ["pair.cuh", "softmax.cu"])
+def test_nvrtc_names_the_line_of_the_file(name: str, planted: Any) -> None:
+    number = planted(name)
+    with pytest.raises(cubin.CompileError, match=rf"{re.escape(name)}\({number}\): error"):
+        cubin.nvrtc().compile(nvrtc.assemble("softmax.cu"), cubin.options_of(ANY_VARIANT, 80))
+
+
+def test_sources_lie_inside_an_installed_package_or_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "dualsoft" / "backends" / "nvrtc.py"
+    find = nvrtc.folder.__wrapped__
+    monkeypatch.setattr(nvrtc, "__file__", str(module))
+    with pytest.raises(FileNotFoundError, match="install dualsoft again") as caught:
+        find()
+    assert str(tmp_path / "dualsoft") in str(caught.value)
+    for place in (tmp_path / "cuda", tmp_path / "dualsoft" / "cuda"):
+        place.mkdir(parents=True)
+        with pytest.raises(FileNotFoundError) if place == tmp_path / "cuda" else pytest.raises(AssertionError):
+            assert find() != tmp_path / "cuda"  # an empty folder is another project's
+        (place / "types.cuh").write_text("")
+        assert find() == place
+
+
+# ------------------------------------------------------------------ variants
+def test_options_of_a_variant() -> None:
+    variant = Variant("a.cu", "rows", (("DS_X", "f16"), ("DS_GROUP", 8)))
+    assert variant.options() == ("--std=c++17", "--fmad=false", "-DDS_X=f16", "-DDS_GROUP=8")
+    assert variant.name == "rows[x=f16, group=8]"
+    assert Variant("probe.cu", "probe", ()).options() == nvrtc.OPTIONS
+
+
+def test_variants_are_distinct_and_fit_what_the_kernels_demand() -> None:
+    found = list(cuda_rows.variants())
+    assert len(found) == len(set(found)) == len({variant.name for variant in found})
+    for variant in found:
+        macros = dict(variant.defines)
+        items = macros["DS_CHUNK"] * macros["DS_SLOTS"]
+        assert 1 <= items <= 32, f"{variant.name}: a bit of `visible` for each element"
+        assert macros["DS_CHUNK"] & (macros["DS_CHUNK"] - 1) == 0
+        group = macros["DS_GROUP"]
+        assert group in (2, 4, 8, 16, 32) or (group % 32 == 0 and group <= 1024), variant.name
+        assert ("DS_LOG" in macros) == (variant.kernel == "softmax_rows")
+
+
+@pytest.mark.parametrize("width", ["narrow", "wide"])
+def test_shapes_at_their_boundaries(width: str) -> None:
+    shapes = cuda_rows._SHAPES[width]
+    whole = [shape for shape in shapes if not shape.tiled]
+    (tiled,) = (shape for shape in shapes if shape.tiled)
+    held = [shape.group * shape.items for shape in whole]
+    assert held == sorted(set(held)), "longer rows get larger shapes"
+    for below, most, shape in zip([0, *held], held, whole, strict=False):
+        for n in (below + 1, most - 1, most):
+            assert shape_for(n, width) == shape
+    assert shape_for(0, width) == whole[0]
+    for n in (held[-1] + 1, 10 * held[-1], 2**40):
+        assert shape_for(n, width) == tiled
+
+
+# ------------------------------------------------------------------ layouts, against every element's own address
+def offset(struct: np.ndarray[Any, Any], operand: int, index: int) -> int:
+    """What ``offset`` of ``cuda/layout.cuh`` computes."""
+    bytes_ = 0
+    for k in reversed(range(int(struct["rank"]))):
+        index, digit = divmod(index, int(struct["length"][k]))
+        bytes_ += digit * int(struct["stride"][operand, k])
+    return bytes_
+
+
+def rows_of_layout(at: Layout) -> Counter[tuple[tuple[int, ...], ...]]:
+    """Each row as the sorted offsets of its elements, an offset for each operand."""
+    found: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for row in range(at.rows):
+        places = []
+        for i in range(at.n):
+            outer, inner = at.struct["outer"], at.struct["inner"]
+            places.append(tuple(offset(outer, k, row) + offset(inner, k, i) for k in range(len(OPERANDS))))
+        found[tuple(sorted(places))] += 1
+    return found
+
+
+def rows_of_array(shape: Any, axes: Any, strides: Any) -> Counter[tuple[tuple[int, ...], ...]]:
+    kept = [k for k in range(len(shape)) if k not in axes]
+    found: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for outer in itertools.product(*(range(shape[k]) for k in kept)):
+        places = []
+        for inner in itertools.product(*(range(shape[k]) for k in axes)):
+            index = dict(zip(kept, outer, strict=True)) | dict(zip(axes, inner, strict=True))
+            places.append(
+                tuple(0 if s is None else sum(index[k] * s[k] for k in range(len(shape))) for s in strides)
+            )
+        found[tuple(sorted(places))] += 1
+    return found
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...] | None, ...]]:
+    """Shapes, reduced axes and strides: dense in some order of axes, with steps, turned round, broadcast, or odd."""
+    rank = draw(st.integers(0, 5))
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 2, 3, 4]), min_size=rank, max_size=rank)))
+    axes = tuple(k for k in range(rank) if draw(st.booleans()))
+    dense_order = draw(st.permutations(range(rank)))
+
+    def strides(size: int) -> tuple[int, ...]:
+        order = dense_order if draw(st.booleans()) else draw(st.permutations(range(rank)))
+        step, found = size, [0] * rank
+        for k in reversed(order):
+            found[k], step = step, step * shape[k]
+        for k in range(rank):
+            how = draw(st.sampled_from(["dense", "dense", "dense", "turned", "broadcast", "odd"]))
+            found[k] = {"turned": -found[k], "broadcast": 0, "odd": draw(st.integers(-40, 40))}.get(how, found[k])
+            found[k] = 0 if shape[k] == 1 else found[k]
+        return tuple(found)
+
+    others = [strides(size) if draw(st.booleans()) else None for size in (4, 1, 8, 8, 4)]
+    return shape, axes, (strides(draw(st.sampled_from([1, 2, 4, 8]))), *others)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts())
+def test_layouts_reach_every_element_once(case: Any) -> None:
+    shape, axes, strides = case
+    at = layout_of.__wrapped__(shape, axes, strides)
+    assert at.rows * at.n == int(np.prod(shape, dtype=np.int64))
+    assert (at.struct["rows"], at.struct["n"]) == (at.rows, at.n)
+    assert rows_of_layout(at) == rows_of_array(shape, axes, strides)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts())
+def test_steps_and_alignment_hold_for_every_row(case: Any) -> None:
+    shape, axes, strides = case
+    at = layout_of.__wrapped__(shape, axes, strides)
+    for k in range(len(OPERANDS)):
+        starts = [offset(at.struct["outer"], k, row) for row in range(at.rows)]
+        assert all(start % at.alignment[k] == 0 for start in starts)
+        assert at.alignment[k] >= 1
+        if at.steps[k]:
+            row = [offset(at.struct["inner"], k, i) for i in range(at.n)]
+            assert row == [i * at.steps[k] for i in range(at.n)]
+
+
+def dense(shape: tuple[int, ...], size: int = 4) -> tuple[int, ...]:
+    return np.empty(shape, f"V{size}").strides
+
+
+def test_dense_axes_become_one_in_any_order() -> None:
+    shape = (3, 5, 4, 6)
+    x = dense(shape)
+    for axes in [(3,), (2, 3), (1, 2, 3), (0, 1, 2, 3)]:
+        at = layout_of(shape, axes, (x, x, None, None, None, None))
+        assert at.struct["inner"]["rank"] == at.struct["outer"]["rank"] == 1
+        assert at.steps[:2] == (4, 4)
+    # A permutation of the axes leaves one axis, in the order of memory.
+    moved = (2, 0, 3, 1)
+    turned = tuple(x[k] for k in moved), tuple(shape[k] for k in moved)
+    at = layout_of(turned[1], (0, 1, 2, 3), (turned[0], turned[0], None, None, None, None))
+    assert (at.rows, at.n, at.steps[0]) == (1, 360, 4)
+    # What one operand has and another lacks stays apart.
+    at = layout_of((8, 6), (0, 1), (dense((8, 6)), (1, 8), None, None, None, None))
+    assert at.struct["inner"]["rank"] == 2
+    assert at.steps == (0,) * len(OPERANDS)
+
+
+def test_the_smallest_steps_of_the_input_come_last() -> None:
+    at = layout_of((4, 3, 5), (0, 1, 2), ((4, 1000, -100), None, None, None, None, None))
+    inner = at.struct["inner"]
+    assert list(inner["stride"][0][: inner["rank"]]) == [1000, -100, 4]
+    assert list(inner["length"][: inner["rank"]]) == [3, 5, 4]
+
+
+def test_broadcast_and_turned_axes() -> None:
+    at = layout_of((4, 3, 5), (2,), ((0, 0, 4), (60, 20, 4), None, None, None, None))
+    assert (at.rows, at.n, at.struct["outer"]["rank"]) == (12, 5, 1), "the output joins the two, and so does stride 0"
+    at = layout_of((4, 3, 5), (2,), ((0, 20, 4), (60, 20, 4), None, None, None, None))
+    assert at.struct["outer"]["rank"] == 2
+    at = layout_of((4, 6), (0, 1), ((-24, -4), (24, 4), None, None, None, None))
+    assert (at.struct["inner"]["rank"], at.steps[:2]) == (1, (-4, 4))
+
+
+def test_no_axes_and_axes_of_length_1() -> None:
+    for shape, axes in [((), ()), ((1,), (0,)), ((1, 1), (1,))]:
+        at = layout_of(shape, axes, ((0,) * len(shape), None, None, None, None, None))
+        assert (at.rows, at.n) == (1, 1)
+    assert layout_of((3, 0), (1,), ((0, 4), None, None, None, None, None)).n == 0
+
+
+def test_more_axes_than_a_kernel_takes_are_refused() -> None:
+    apart = tuple(3**k for k in range(MAX_RANK + 1))
+    for axes in (tuple(range(MAX_RANK + 1)), ()):
+        with pytest.raises(ValueError, match=f"{MAX_RANK + 1} axes.*take {MAX_RANK}.*contiguous copy"):
+            layout_of((2,) * (MAX_RANK + 1), axes, (apart, None, None, None, None, None))
+        fits = tuple(axis for axis in axes if axis < MAX_RANK)
+        at = layout_of((2,) * MAX_RANK, fits, (apart[:MAX_RANK], None, None, None, None, None))
+        assert at.rows * at.n == 2**MAX_RANK
+    text = (nvrtc.folder() / "layout.cuh").read_text()
+    assert f"MAX_RANK = {MAX_RANK};" in text
+    operands = re.search(r"enum operand \{ (.*), OPERANDS \}", text)
+    assert operands is not None
+    assert operands[1].lower().split(", ") == list(OPERANDS)
+    assert cuda_layout._LAYOUT.itemsize == 8 * (2 + 2 * (1 + MAX_RANK * (1 + len(OPERANDS))))
+
+
+# ------------------------------------------------------------------ what a launch is
+def fake(at: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:
+    """An array as far as a launch looks at it: no memory behind it."""
+    dtype = np.dtype(dtype)
+    strides = dense(shape, dtype.itemsize) if strides is None else strides
+    return SimpleNamespace(shape=shape, dtype=dtype, strides=strides, data=SimpleNamespace(ptr=at), ndim=len(shape))
+
+
+CODES = {F16: np.float16, BF16: np.uint16, F32: np.float32, F64: np.float64, I8: np.int8}
+
+
+def problem(x: Any, out: Any, x_code: int, out_code: int, *, log: bool = False, axis: int = -1) -> SoftmaxProblem:
+    axes = (axis % x.ndim,)
+    return SoftmaxProblem(x, out, axes, 1 << axes[0], None, None, x_code, out_code, log)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(list(CODES)),
+    st.sampled_from([F16, F32, F64]),
+    st.integers(1, 70),
+    st.sampled_from([0, 0, 0, 1, 2, 4, 8, 12, 16]),
+    st.sampled_from([0, 0, 0, 1, 2, 4, 8, 12, 16]),
+    st.sampled_from([0, 0, 1, 3, 5]),
+    st.sampled_from([1, 1, 1, 1, 2, -1]),
+)
+def test_direct_only_where_every_access_is_aligned(
+    x_code: int, out_code: int, n: int, x_at: int, out_at: int, gap: int, step: int
+) -> None:
+    x_size, out_size = np.dtype(CODES[x_code]).itemsize, np.dtype(CODES[out_code]).itemsize
+    width = n * abs(step) + gap
+    x = fake(512 + x_at, (3, n), CODES[x_code], (width * x_size, step * x_size))
+    out = fake(512 + out_at, (3, n), CODES[out_code], (width * out_size, out_size))
+    launch = cuda_rows.softmax(problem(x, out, x_code, out_code))
+    macros = dict(launch.variant.defines)
+    chunk = macros["DS_CHUNK"]
+    starts = [
+        (array.data.ptr + row * array.strides[0] + first * size, min(16, chunk * size))
+        for array, size in ((x, x_size), (out, out_size))
+        for row in range(3)
+        for first in range(0, n - chunk + 1, chunk)
+    ] + [(array.data.ptr + row * array.strides[0], size) for array, size in ((x, x_size), (out, out_size)) for row in (0, 1)]
+    is_dense = step == 1 or n == 1
+    if macros["DS_DIRECT"]:
+        assert is_dense
+        assert all(start % size == 0 for start, size in starts)
+    if is_dense and gap == 0 and n * min(x_size, out_size) % 16 == 0 and x_at % 16 == out_at % 16 == 0:
+        assert macros["DS_DIRECT"], "plain rows take the fast way"
+
+
+@pytest.mark.parametrize("option", ["where", "scale array", "scale"])
+def test_what_hides_or_scales_is_not_direct(option: str) -> None:
+    x, out = fake(512, (3, 64), np.float32), fake(512, (3, 64), np.float32)
+    plain = problem(x, out, F32, F32)
+    assert dict(cuda_rows.softmax(plain).variant.defines)["DS_DIRECT"] == 1
+    assert dict(cuda_rows.softmax(plain._replace(scale=1.0)).variant.defines)["DS_DIRECT"] == 1
+    changed = {
+        "where": plain._replace(where=fake(512, (3, 64), np.bool_)),
+        "scale array": plain._replace(scale=fake(512, (3, 1), np.float64)),
+        "scale": plain._replace(scale=0.5),
+    }[option]
+    launch = cuda_rows.softmax(changed)
+    assert dict(launch.variant.defines)["DS_DIRECT"] == 0
+    assert type(launch.arguments[3]) is np.float64
+    assert launch.arguments[3] == (0.5 if option == "scale" else 1)
+
+
+@pytest.mark.parametrize("code", [F16, BF16, F32, F64, I8])
+@pytest.mark.parametrize("n", [1, 7, 64, 65, 1000, 4096, 20000])
+def test_the_variant_does_not_depend_on_the_batch(code: int, n: int) -> None:
+    out_code = F64 if code == I8 else code
+    # A step from row to row that is a multiple of 16 in any batch: what is left to differ is the number of rows.
+    step = -(-n * 8 // 128) * 128
+    found = set()
+    for rows in (1, 2, 7, 100, 2**33):
+        x = fake(512, (rows, n), CODES[code], (step, np.dtype(CODES[code]).itemsize))
+        out = fake(512, (rows, n), CODES[out_code], (step, np.dtype(CODES[out_code]).itemsize))
+        launch = cuda_rows.softmax(problem(x, out, code, out_code))
+        found.add((launch.variant, launch.block))
+        assert launch.grid >= 1
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("n", [1, 8, 65, 3000, 2**20])
+@pytest.mark.parametrize("rows", [1, 3, 2**31 - 1, 2**31, 2**40])
+def test_grids_stay_within_the_limit_and_cover_all_rows(n: int, rows: int) -> None:
+    # Strides of 0: no memory has as many rows.
+    x, out = fake(512, (rows, n), np.float32, (0, 4)), fake(512, (rows, 1), np.float32, (0, 0))
+    lse = LogSumExpProblem(x, out, (1,), 2, None, None, F32, F32, None, None, F32)
+    for launch in (cuda_rows.softmax(problem(x, x, F32, F32)), cuda_rows.logsumexp(lse)):
+        assert 1 <= launch.grid <= 2**31 - 1
+        assert launch.block <= 1024
+        rows_a_block = launch.block // dict(launch.variant.defines)["DS_GROUP"]
+        needed = -(-rows // rows_a_block)
+        assert launch.grid == min(needed, 2**31 - 1), "a block for all rows, or the kernel goes round"
+
+
+@needs_emulator
+@pytest.mark.parametrize("n", [40, 5000])
+def test_fewer_blocks_than_rows_give_the_same_bits(n: int, cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cp.asarray(np.random.default_rng(n).standard_normal((70, n)).astype(np.float32))
+    with ds.use_backend(NAME):
+        want = ds.softmax(x, -1).get(), ds.logsumexp(x, -1).get()
+        monkeypatch.setattr(cuda_rows, "_MOST_BLOCKS", 2)
+        got = ds.softmax(x, -1).get(), ds.logsumexp(x, -1).get()
+    assert [a.tobytes() for a in got] == [a.tobytes() for a in want]
+
+
+@needs_emulator
+def test_arguments_are_of_the_kernels_kinds(cp: Any) -> None:
+    x = cp.zeros((3, 40), np.float32)
+    launch = cuda_rows.softmax(softmax_problem(x, -1, None, None, None, None, False))
+    assert [type(argument) for argument in launch.arguments[1:4]] == [type(None), type(None), np.float64]
+    assert launch.arguments[0] is x
+    assert launch.arguments[-1].dtype == cuda_layout._LAYOUT
+    assert launch.arguments[-1].shape == ()
+
+
+def test_shape_is_what_the_kernel_is_told() -> None:
+    shape = Shape(32, 16, True)
+    macros = dict(cuda_rows._variant("softmax_rows", shape, I8, F64, False, True).defines)
+    assert (macros["DS_GROUP"], macros["DS_CHUNK"] * macros["DS_SLOTS"], macros["DS_TILED"]) == (32, 16, 1)
+    assert (macros["DS_X"], macros["DS_Y"], macros["DS_LOG"], macros["DS_DIRECT"]) == ("i8", "f64", 1, 0)
