@@ -47,7 +47,7 @@ DS_DEVICE f64 exponential(f64 x) {
     return is_nan(x) ? x : result;
 }
 
-// exp within some 3 units for results of 2^-126 and more, 0 below: enough where the result is rounded to a half type.
+// exp within 3 + 1.5 |x| units for results of 2^-126 and more, 0 below: enough where the result is rounded to a half type.
 DS_DEVICE f32 exponential_rough(f32 x) { return exp2_approximate(mul(x, 0x1.715476p+0f)); }
 
 // e^x = power (1 + high + low) for |x| <= 40, with power = 2^n exact and high + low = e^f - 1 to some 55 bits.

@@ -224,7 +224,7 @@ class SoftmaxState(Frozen):
         if device != "cuda":
             raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
         require("cuda")
-        import cupy  # type: ignore[import-not-found]  # the caller asked for it, and the CUDA backend is usable
+        import cupy  # the caller asked for it, and the CUDA backend is usable
 
         return _state_from(cupy.asarray(self._m), cupy.asarray(self._rest))
 

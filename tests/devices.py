@@ -1,4 +1,4 @@
-"""Device backends of the tests: the CUDA kernels on the emulator, for several architectures, and on a card where one is.
+"""Device backends of the tests: the CUDA kernels on the emulator, for several architectures, and on a card if any.
 
 ``put`` and ``get`` move arrays and keep their layout, so that one test text serves host and device backends.
 """

@@ -73,7 +73,12 @@ class Reader:
             calls = {id(node.func): node for node in ast.walk(scope) if isinstance(node, ast.Call)}
             for node in ast.walk(scope):
                 chain = self.chain_of(node, aliases)
-                if chain is None or len(chain) < 2 or id(node) in inner or not isinstance(node, ast.Attribute | ast.Name):
+                if (
+                    chain is None
+                    or len(chain) < 2
+                    or id(node) in inner
+                    or not isinstance(node, ast.Attribute | ast.Name)
+                ):
                     continue
                 if isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) not in seen:
                     seen.add((node.lineno, node.col_offset))
@@ -205,7 +210,9 @@ def test_the_reader_finds_what_is_there() -> None:
         ("module_of", "may_share_memory"),
         ("xp", "empty_like"),
     ):
-        assert any(name == expected or (name[0] == "module_of" and name[1:] == expected[1:]) for name in names), expected
+        assert any(name == expected or (name[0] == "module_of" and name[1:] == expected[1:]) for name in names), (
+            expected
+        )
     shared = [use for use in USES if use.chain == ("may_share_memory",) and use.call is not None]
     assert any("arguments.py" in use.place for use in shared), "a call through a local name"
 
@@ -282,7 +289,11 @@ def test_cupys_arrays_have_the_attributes_that_the_package_reads(cupy: ModuleTyp
     lacking: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and hasattr(np.ndarray, node.attr) and not hasattr(cupy.ndarray, node.attr):
+            if (
+                isinstance(node, ast.Attribute)
+                and hasattr(np.ndarray, node.attr)
+                and not hasattr(cupy.ndarray, node.attr)
+            ):
                 lacking.setdefault(node.attr, []).append(f"{path.name}:{node.lineno}")
     assert lacking.keys() == ONLY_ON_NUMPY.keys(), lacking
 

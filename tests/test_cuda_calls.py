@@ -70,7 +70,7 @@ def test_a_device_array_beside_numpy(function: Any, cp: Any, launches: list[Any]
 
 
 def test_the_other_kind_for_a_backend_that_was_asked_for(cp: Any) -> None:
-    with pytest.raises(TypeError, match="'cuda-emulated:sm_80' was asked for and does not take a numpy.ndarray"):
+    with pytest.raises(TypeError, match=r"'cuda-emulated:sm_80' was asked for and does not take a numpy\.ndarray"):
         ds.softmax(np.zeros((3, 4)), -1)
     for name in ("cpu", "reference"):
         with ds.use_backend(name), pytest.raises(TypeError, match="never moved silently"):

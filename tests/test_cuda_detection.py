@@ -1,7 +1,6 @@
 """Why the CUDA backend cannot be used, and where that is said; kernels that are loaded, and ahead of the first call."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -86,7 +85,10 @@ REASONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("NVRTC", "dualsoft[cuda13]", "dualsoft[cuda12]", "libnvrtc.so was not found"),
     ),
     "an old card": ({"capability": "70"}, ("7.0", "7.5")),
-    "the probe does not compile": ({"get_function": CompileException("a strange word")}, ("probe.cu", "a strange word")),
+    "the probe does not compile": (
+        {"get_function": CompileException("a strange word")},
+        ("probe.cu", "a strange word"),
+    ),
     "the probe does not load": (
         {"get_function": RuntimeError("CUDA_ERROR_INVALID_IMAGE")},
         ("first kernel", "RuntimeError", "CUDA_ERROR_INVALID_IMAGE"),
@@ -256,8 +258,8 @@ def test_warmup_covers_every_call_on_the_dtype(key: str, code: int) -> None:
 
 
 @pytest.fixture
-def kernels() -> Iterator[cuda.Kernels]:
-    yield cuda.Kernels(devices.module(NAME))
+def kernels() -> cuda.Kernels:
+    return cuda.Kernels(devices.module(NAME))
 
 
 @needs_emulator

@@ -1,16 +1,13 @@
-"""The host side of the CUDA kernels: source text, variants, layouts and launches, without running a kernel where none
+"""The host side of the CUDA kernels: variants, layouts and launches, without running a kernel where none
 is needed.
 """
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cubin
 import devices
 import emulator
 import numpy as np
@@ -28,119 +25,11 @@ from dualsoft.problem import LogSumExpProblem, SoftmaxProblem, softmax_problem
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
-FILES = sorted(path.name for path in nvrtc.folder().iterdir())
-KERNELS = sorted({variant.source for variant in cuda_rows.variants()} | {"probe.cu"})
-_LINE = re.compile(r'#line (\d+) "([\w.]+)"')
 
 
 @pytest.fixture
 def cp() -> Any:
     return devices.module(NAME)
-
-
-# ------------------------------------------------------------------ source text
-def placed_lines(text: str) -> Iterator[tuple[str, int, str]]:
-    """Each line of assembled text with the file and number that a compiler gives it."""
-    name, number = "", 0
-    for line in text.splitlines():
-        directive = _LINE.fullmatch(line)
-        if directive:
-            number, name = int(directive[1]), directive[2]
-        else:
-            yield name, number, line
-            number += 1
-
-
-@pytest.mark.parametrize("source", KERNELS)
-def test_every_line_of_a_source_has_the_number_of_its_file(source: str) -> None:
-    text = nvrtc.assemble(source)
-    texts = {name: (nvrtc.folder() / name).read_text().splitlines() for name in FILES}
-    seen: dict[str, set[int]] = {}
-    for name, number, line in placed_lines(text):
-        original = texts[name][number - 1]
-        if line != original:
-            assert line == ""
-            assert original == "#pragma once" or original.startswith('#include "')
-        assert number not in seen.setdefault(name, set()), f"{name}:{number} comes twice"
-        seen[name].add(number)
-    for name, numbers in seen.items():
-        missing = [n for n in range(1, len(texts[name]) + 1) if n not in numbers]
-        assert all(texts[name][n - 1].startswith('#include "') for n in missing), f"{name} lacks {missing}"
-
-
-@pytest.mark.parametrize("source", KERNELS)
-def test_each_include_comes_once_and_nothing_is_left_to_include(source: str) -> None:
-    text = nvrtc.assemble(source)
-    starts = Counter(match[2] for match in _LINE.finditer(text) if match[1] == "1")
-    assert set(starts.values()) == {1}
-    assert starts[source] == 1
-    assert "#include" not in text
-    assert "#pragma once" not in text
-
-
-def test_an_include_stands_before_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.cu").write_text('// a\n#include "b.cuh"\n#include "c.cuh"\na\n')
-    (tmp_path / "b.cuh").write_text('#pragma once\n#include "c.cuh"\nb\n')
-    (tmp_path / "c.cuh").write_text("#pragma once\nc\n")
-    monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
-    lines = [(name, number, line) for name, number, line in placed_lines(nvrtc.assemble.__wrapped__("a.cu")) if line]
-    assert lines == [("a.cu", 1, "// a"), ("c.cuh", 2, "c"), ("b.cuh", 3, "b"), ("a.cu", 4, "a")]
-
-
-@pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a line that does not compile into one of the files; returns its number."""
-
-    def plant(name: str) -> int:
-        for file in FILES:
-            (tmp_path / file).write_text((nvrtc.folder() / file).read_text())
-        lines = (tmp_path / name).read_text().splitlines()
-        lines.append("nonsense planted;")
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-        monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
-        nvrtc.assemble.cache_clear()
-        return len(lines)
-
-    yield plant
-    monkeypatch.undo()
-    nvrtc.assemble.cache_clear()
-
-
-ANY_VARIANT = next(variant for variant in cuda_rows.variants() if variant.source == "softmax.cu")
-
-
-@needs_emulator
-@pytest.mark.parametrize("name", ["types.cuh", "rows.cuh", "softmax.cu"])
-def test_a_compile_error_names_the_line_of_the_file(name: str, planted: Any, cp: Any) -> None:
-    number = planted(name)
-    with pytest.raises(RuntimeError) as caught:
-        nvrtc.load(cp, ANY_VARIANT)
-    assert f"{name}:{number}:" in str(caught.value)
-    assert "NVRTC does not compile softmax.cu with --std=c++17 --fmad=false -DDS_X=" in str(caught.value)
-    assert isinstance(caught.value.__cause__, cp.cuda.compiler.CompileException)
-
-
-@pytest.mark.skipif(cubin.why_not() is not None, reason=str(cubin.why_not()))
-@pytest.mark.parametrize("name", ["pair.cuh", "softmax.cu"])
-def test_nvrtc_names_the_line_of_the_file(name: str, planted: Any) -> None:
-    number = planted(name)
-    with pytest.raises(cubin.CompileError, match=rf"{re.escape(name)}\({number}\): error"):
-        cubin.nvrtc().compile(nvrtc.assemble("softmax.cu"), cubin.options_of(ANY_VARIANT, 80))
-
-
-def test_sources_lie_inside_an_installed_package_or_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "dualsoft" / "backends" / "nvrtc.py"
-    find = nvrtc.folder.__wrapped__
-    monkeypatch.setattr(nvrtc, "__file__", str(module))
-    with pytest.raises(FileNotFoundError, match="install dualsoft again") as caught:
-        find()
-    assert str(tmp_path / "dualsoft") in str(caught.value)
-    for place in (tmp_path / "cuda", tmp_path / "dualsoft" / "cuda"):
-        place.mkdir(parents=True)
-        with pytest.raises(FileNotFoundError) if place == tmp_path / "cuda" else pytest.raises(AssertionError):
-            assert find() != tmp_path / "cuda"  # an empty folder is another project's
-        (place / "types.cuh").write_text("")
-        assert find() == place
 
 
 # ------------------------------------------------------------------ variants
@@ -208,9 +97,7 @@ def rows_of_array(shape: Any, axes: Any, strides: Any) -> Counter[tuple[tuple[in
         places = []
         for inner in itertools.product(*(range(shape[k]) for k in axes)):
             index = dict(zip(kept, outer, strict=True)) | dict(zip(axes, inner, strict=True))
-            places.append(
-                tuple(0 if s is None else sum(index[k] * s[k] for k in range(len(shape))) for s in strides)
-            )
+            places.append(tuple(0 if s is None else sum(index[k] * s[k] for k in range(len(shape))) for s in strides))
         found[tuple(sorted(places))] += 1
     return found
 
@@ -364,7 +251,11 @@ def test_direct_only_where_every_access_is_aligned(
         for array, size in ((x, x_size), (out, out_size))
         for row in range(3)
         for first in range(0, n - chunk + 1, chunk)
-    ] + [(array.data.ptr + row * array.strides[0], size) for array, size in ((x, x_size), (out, out_size)) for row in (0, 1)]
+    ] + [
+        (array.data.ptr + row * array.strides[0], size)
+        for array, size in ((x, x_size), (out, out_size))
+        for row in (0, 1)
+    ]
     is_dense = step == 1 or n == 1
     if macros["DS_DIRECT"]:
         assert is_dense

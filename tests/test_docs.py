@@ -18,7 +18,7 @@ NAMES = {
     "AttentionState", "BlockMask", "KVCache", "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms",
     "attention", "attention_paged", "attention_state", "attention_varlen", "backend_for", "backends",
     "cumulative_logsumexp", "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend",
-    "set_num_threads", "softmax", "softmax_state", "trace", "use_backend",
+    "set_num_threads", "softmax", "softmax_state", "trace", "use_backend", "warmup",
 }  # fmt: skip
 PUBLIC = sorted(name for name in NAMES if callable(getattr(ds, name, None)) and not name.startswith("Trace"))
 MATHEMATICS = {

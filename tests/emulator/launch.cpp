@@ -10,7 +10,7 @@
 
 Device device;
 
-static constexpr uint64_t DEFAULT_BUDGET = 1ull << 31;
+static constexpr uint64_t DEFAULT_BUDGET = 1ull << 29;
 
 void report(const char* kind, const void* pc, const void* other_pc, const char* format, ...) {
     FaultLog& log = device.log;

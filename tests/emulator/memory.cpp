@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <iterator>
-#include <new>
 
 void* reserve_pages(uint64_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -26,7 +25,6 @@ void Memory::reserve() {
         holes[RED_ZONE] = trial - RED_ZONE;
         return;
     }
-    throw std::bad_alloc();
 }
 
 uint64_t Memory::allocate(uint64_t count) {

@@ -47,7 +47,7 @@ struct History {
 
 class Memory {
 public:
-    // Reserves the arena at the first use.
+    // Reserves the arena at the first use. Where there is no room at all it stays empty, and allocations fail.
     void reserve();
     bool holds(uintptr_t address) const { return address - (uintptr_t)bytes < size; }
     uint64_t offset(uintptr_t address) const { return address - (uintptr_t)bytes; }

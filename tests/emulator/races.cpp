@@ -17,7 +17,7 @@ bool Clocks::start_block(unsigned warp_count) {
 }
 
 void Clocks::advance(unsigned warp) {
-    // A block of millions of barriers ends in a clock that stands still, which misses races but reports none that are not.
+    // After millions of barriers in one block the clock stands still, and `ordered` takes all for ordered: races are missed, none is invented.
     if (now[warp] < Stamp::MAX_CLOCK) ++now[warp];
     highest = std::max(highest, now[warp]);
 }

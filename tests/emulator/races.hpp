@@ -65,7 +65,7 @@ public:
     }
     bool ordered(Stamp stamp, const Thread& thread) const {
         const unsigned warp = stamp.thread() / 32, lane = stamp.thread() % 32;
-        if (!stamp.used() || stamp.thread() == thread.number) return true;
+        if (!stamp.used() || stamp.thread() == thread.number || stamp.clock() == Stamp::MAX_CLOCK) return true;
         if (warp != thread.warp) return stamp.clock() <= known[thread.warp][warp];
         return stamp.clock() < floor[warp] || (split[warp] && stamp.clock() < lane_known[warp][thread.lane][lane]);
     }

@@ -11,7 +11,7 @@ static Thread* next_thread() {
     switch (device.settings.schedule) {
         case EMULATOR_ASCENDING: number = ready.first(); break;
         case EMULATOR_DESCENDING: number = ready.last(); break;
-        default: number = ready.next(device.random.below(MAX_THREADS));
+        default: number = ready.next(device.random.below(device.launch.thread_count));
     }
     ready.remove(number);
     return &block().threads[number];
