@@ -6,8 +6,8 @@ namespace ds {
 // m + log1p(rest); -inf for a row of nothing, +inf for one with +inf.
 DS_DEVICE f64 log_of(pair p) { return p.m + log_of_sum(p); }
 
-// Two units in the last place of a small logarithm are less than what float64 exponentials round. Where |m| and the logarithm are both below 1
-// a float64 row is summed once more, beyond float64: the excess over 1 of the whole sum, log of which is wanted.
+// Two units in the last place of a small logarithm are less than what exponentials round. Where |m| and the logarithm are both below 1 a row
+// is summed once more, beyond float64: the excess over 1 of the whole sum, log of which is wanted.
 DS_DEVICE bool wants_more(f64 m, f64 lse) { return -1.0 < m && m < 1.0 && -1.0 < lse && lse < 1.0 && lse != m; }
 
 DS_DEVICE twofold plus_exponential(twofold sum, f64 x) {
@@ -40,7 +40,7 @@ DS_DEVICE f64 log_beyond_float64(const share& mine, compute m) {
 DS_DEVICE f64 log_of_segment(share& mine) {
     const compute m = largest(mine);
     const f64 quick = log_of(pair_of_segment(mine, m));
-    if (sizeof(y_type) < sizeof(f64)) return quick;
+    if (IS_HALF<y_type>) return quick;
     const bool wanted = wants_more(f64(m), quick);
     if (!any_in_team(wanted)) return quick;
     const f64 exact = log_beyond_float64(mine, m);

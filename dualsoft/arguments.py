@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.exceptions import AxisError
 
-from dualsoft.arrays import Array, is_cupy, module_of, same_kind
+from dualsoft.arrays import Array, is_cupy, module_of, on_device_of, same_kind
 from dualsoft.dtypes import FLOAT64, DType, find_format, is_float, same_number
 
 Shape = tuple[int, ...]
@@ -182,7 +182,8 @@ def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
     if array.ndim == 0 and not is_cupy(array):
         return float(array)
     if array.dtype != FLOAT64:
-        array = array.astype(FLOAT64)
+        with on_device_of(array):
+            array = array.astype(FLOAT64)
     return broadcast(array, kept, "scale", "the reduced shape with the axes kept,")
 
 
@@ -228,16 +229,19 @@ def result_array(out: object, shape: Shape, dtype: DType, x: Array, reads: Itera
     """
     if out is None:
         xp = module_of(x)
-        return xp.empty_like(x, dtype=dtype) if shape == x.shape else xp.empty(shape, dtype)
+        with on_device_of(x):
+            return xp.empty_like(x, dtype=dtype) if shape == x.shape else xp.empty(shape, dtype)
     if type(out) is np.ndarray and type(x) is np.ndarray and out.dtype is dtype and out.shape == shape and not reads:
         flags = out.flags
         # Arrays that own their memory share none.
         if flags.c_contiguous and flags.writeable and (out is x or (flags.owndata and x.flags.owndata)):
             return out
     array = _checked_out(out, shape, dtype, x)
-    if not array.dtype.isnative or (_overlaps(array, (x,)) and not _is_same(array, x)):
+    as_it_is = array.dtype.isnative and (_is_same(array, x) or not _overlaps(array, (x,)))
+    if as_it_is and not (reads and _overlaps(array, reads)):
+        return array
+    with on_device_of(x):
         return module_of(x).empty(shape, dtype)
-    return module_of(x).empty(shape, dtype) if reads and _overlaps(array, reads) else array
 
 
 def reduced_result(
@@ -255,7 +259,8 @@ def reduced_result(
     shape = kept if keepdims else reduced_shape(kept, axes)
     array = _checked_out(out, shape, dtype, x)
     if not array.dtype.isnative or _overlaps(array, reads):
-        return module_of(x).empty(kept, dtype)
+        with on_device_of(x):
+            return module_of(x).empty(kept, dtype)
     return array if keepdims else module_of(x).expand_dims(array, axes)
 
 
@@ -269,15 +274,14 @@ def _checked_out(out: object, shape: Shape, dtype: DType, x: Array) -> Array:
         raise TypeError(f"out must have the dtype of the result, {dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"out must have the shape of the result, {shape}, got {array.shape}")
-    if isinstance(array, np.ndarray):
-        flags = array.flags
-        if not flags.writeable:
-            raise ValueError("out is read-only")
-        if not flags.c_contiguous and not flags.f_contiguous and _overlaps_itself(array):
-            raise ValueError(
-                f"out must have each element in memory of its own; with the shape {shape} and the strides "
-                f"{array.strides}, several are in one place or interleave"
-            )
+    flags = array.flags
+    if not is_cupy(array) and not flags.writeable:
+        raise ValueError("out is read-only")
+    if not flags.c_contiguous and not flags.f_contiguous and _overlaps_itself(array):
+        raise ValueError(
+            f"out must have each element in memory of its own; with the shape {shape} and the strides "
+            f"{array.strides}, several are in one place or interleave"
+        )
     return array
 
 
@@ -312,4 +316,4 @@ def _is_same(out: Array, x: Array) -> bool:
 
 
 def _address(array: Array) -> Any:
-    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return array.data.ptr if is_cupy(array) else array.__array_interface__["data"][0]

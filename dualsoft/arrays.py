@@ -5,6 +5,7 @@ with a word on how to convert it, never converted silently.
 """
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ Array = Any
 
 
 _device_modules = {"cupy"}
+_nowhere = nullcontext()
 
 
 def add_device_module(name: str) -> None:
@@ -46,6 +48,12 @@ def module_of(array: Array) -> ModuleType:
         return sys.modules[root]
     except KeyError:
         raise TypeError(f"{type(array).__name__} says it comes from {root!r}, which is not imported") from None
+
+
+def on_device_of(array: Array) -> AbstractContextManager[Any]:
+    """Return a context in which CuPy works on the device of ``array``; of a NumPy array, one that does nothing."""
+    device: AbstractContextManager[Any] = array.device if is_cupy(array) else _nowhere
+    return device
 
 
 def as_array(value: object, name: str) -> Array:
@@ -96,7 +104,8 @@ def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Arra
     array = as_array(value, name)
     if is_cupy(array) != is_cupy(beside):
         if not isinstance(value, np.ndarray) and is_cupy(beside):
-            return module_of(beside).asarray(array)
+            with on_device_of(beside):
+                return module_of(beside).asarray(array)
         raise TypeError(
             f"{name} is a {_kind_name(array)} array and {beside_name} a {_kind_name(beside)} array: "
             f"arrays are never moved silently, convert one of them"

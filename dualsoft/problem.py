@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualsoft import arguments
-from dualsoft.arrays import Array, as_array, module_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
 
@@ -177,13 +177,14 @@ def logsumexp_problem(
     result = arguments.result_dtype(dtype, natural) if dtype is not None else natural
     magnitude = np.empty(0, result).real.dtype if is_complex and return_sign else result
     xp = module_of(array)
-    if out is None:
-        target = xp.empty(kept, magnitude)
-    else:
-        target = arguments.reduced_result(
-            out, kept, axes, keepdims, magnitude, array, (array, weights, visible, factor)
-        )
-    sign = xp.empty(kept, result) if return_sign else None
+    with on_device_of(array):
+        if out is None:
+            target = xp.empty(kept, magnitude)
+        else:
+            target = arguments.reduced_result(
+                out, kept, axes, keepdims, magnitude, array, (array, weights, visible, factor)
+            )
+        sign = xp.empty(kept, result) if return_sign else None
     x_code, out_code = (COMPLEX, COMPLEX) if is_complex else (known.code, _code(target))
     return LogSumExpProblem(array, target, axes, mask, factor, visible, x_code, out_code, sign, weights, b_code)
 
@@ -215,7 +216,8 @@ def state_problem(x: object, axis: object, where: object, scale: object) -> Stat
     factor = None if scale is None else arguments.scale_of(scale, kept, array)
     visible = None if where is None else arguments.where_of(where, array.shape, array)
     empty = _empty if type(array) is _ndarray else module_of(array).empty
-    m, rest = empty(kept, FLOAT64), empty(kept, FLOAT64)
+    with on_device_of(array):
+        m, rest = empty(kept, FLOAT64), empty(kept, FLOAT64)
     return _new(StateProblem, (array, m, rest, axes, mask, factor, visible, known.code))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualsoft.arrays import Array, module_of, scalar_if_0d
+from dualsoft.arrays import Array, module_of, on_device_of, scalar_if_0d
 from dualsoft.problem import cumulative_problem, logsumexp_problem, softmax_problem
 from dualsoft.registry import run
 
@@ -205,9 +205,10 @@ def logsumexp(
     if problem.x.size:
         run(problem)
     else:
-        result[...] = -float("inf")
-        if sign is not None:
-            sign[...] = 0
+        with on_device_of(result):
+            result[...] = -float("inf")
+            if sign is not None:
+                sign[...] = 0
     log = _reduced(result, problem.axes, keepdims) if out is None else _deliver(result, out)
     return log if sign is None else (log, _reduced(sign, problem.axes, keepdims))
 
@@ -258,7 +259,8 @@ def cumulative_logsumexp(
     problem = cumulative_problem(x, axis, include_initial, dtype, out)
     result = problem.out
     if not problem.x.size:
-        result[...] = -float("inf")
+        with on_device_of(result):
+            result[...] = -float("inf")
     else:
         run(problem)
     return result if out is None else _deliver(result, out)
@@ -267,7 +269,8 @@ def cumulative_logsumexp(
 def _deliver(result: Array, out: Array) -> Array:
     """Return ``out``, copied to from ``result`` where an overlap made the problem compute into another array."""
     if not module_of(out).may_share_memory(result, out):
-        out[...] = result.reshape(out.shape)
+        with on_device_of(out):
+            out[...] = result.reshape(out.shape)
     return out
 
 

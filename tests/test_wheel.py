@@ -69,7 +69,8 @@ def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sources() -> set[str]:
     kept = (p for p in (ROOT / "dualsoft").rglob("*") if p.suffix in (".py", ".pyi", ".typed"))
-    return {p.relative_to(ROOT).as_posix() for p in kept}
+    cuda = (p for p in (ROOT / "cuda").iterdir() if p.suffix in (".cu", ".cuh"))
+    return {p.relative_to(ROOT).as_posix() for p in kept} | {f"dualsoft/cuda/{p.name}" for p in cuda}
 
 
 def names(path: Path) -> set[str]:

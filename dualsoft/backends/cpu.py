@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dualsoft import dtypes, isa
-from dualsoft.arrays import Array
+from dualsoft.arrays import Array, is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.dtypes import BF16
@@ -101,7 +101,7 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
 def _accepts(work: Problem | Array) -> bool:
     if type(work) in _CALLS:
         return work.x_code >= 0 and type(work.x) is np.ndarray
-    return isinstance(work, np.ndarray) and dtypes.find_format(work.dtype) is not None
+    return isinstance(work, np.ndarray) and not is_cupy(work) and dtypes.find_format(work.dtype) is not None
 
 
 def _available() -> str | None:

@@ -84,10 +84,10 @@ class Kernels:
                 "CuPy finds no NVRTC, which compiles the kernels: install dualsoft[cuda13], or dualsoft[cuda12] for an "
                 f"older driver ({error})"
             )
-        capability = int(cp.cuda.Device().compute_capability)
-        if capability < OLDEST:
-            return f"the GPU has compute capability {capability / 10}, and the kernels need {OLDEST / 10}"
         try:
+            capability = int(cp.cuda.Device().compute_capability)
+            if capability < OLDEST:
+                return f"the GPU has compute capability {capability / 10}, and the kernels need {OLDEST / 10}"
             self._try()
         except Exception as error:  # as above
             return f"a first kernel does not run: {type(error).__name__}: {error}"
@@ -127,6 +127,8 @@ def _look() -> tuple[Kernels | None, str | None]:
         if error.name == "cupy":
             return None, "CuPy is not installed: install dualsoft[cuda13], or dualsoft[cuda12] for an older driver"
         return None, f"CuPy cannot be imported: {error}"
+    except Exception as error:  # a broken installation raises anything
+        return None, f"CuPy cannot be imported: {type(error).__name__}: {error}"
     if int(cupy.__version__.partition(".")[0]) < _OLDEST_CUPY:
         return None, f"CuPy is {cupy.__version__}, and dualsoft needs {_OLDEST_CUPY} or newer"
     kernels = Kernels(cupy)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_attention import attention
@@ -218,7 +219,7 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
 def _accepts(work: Problem | Array) -> bool:
     if type(work) in _RUN:
         return type(work.x) is np.ndarray  # type: ignore[union-attr]
-    return isinstance(work, np.ndarray) and find_format(work.dtype, complex_too=True) is not None
+    return isinstance(work, np.ndarray) and not is_cupy(work) and find_format(work.dtype, complex_too=True) is not None
 
 
 BACKEND = Backend("reference", lambda: None, _accepts, run)
