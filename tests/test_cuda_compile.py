@@ -37,6 +37,7 @@ SUBROUTINES = {
     "div_rn_f64_full": "quotients in float64, the same",
     "offset_along_axes": "the place of a row or element along several axes",
     "div_s64": "the same",
+    "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
     "shflsync_bfly": "shuffles of tiled rows up to sm_89: the loop over segments hides that all lanes are there",
     "rem_s64": "the same",
 }
