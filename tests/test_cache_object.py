@@ -1,5 +1,6 @@
 """A KVCache as an object: copies, pickles, attributes, weak references, the kind of its arrays, threads."""
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -57,10 +58,17 @@ def test_weak_references(page_size: int | None) -> None:
     assert reference() is None
 
 
+class OnlyDevice(contextlib.nullcontext[None]):
+    """The device that they are all on."""
+
+    id = 0
+
+
 class Device:
     """A stand-in for CuPy's arrays: of its own type, and with no way to NumPy's but ``x``."""
 
     base = None
+    device = OnlyDevice()
 
     def __init__(self, x: Any) -> None:
         self.x = np.asarray(x)
