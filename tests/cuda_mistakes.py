@@ -53,7 +53,7 @@ PAIR = {
     "sums about 0 are taken for sums about m": Mutation(
         "shift == m ? total : scaled(total, exponential(f64(shift) - f64(m)))", "total", ("short lse",)
     ),
-    "sums about m whatever m is": Mutation("ZERO_SHIFT = 16.0", "ZERO_SHIFT = 0.0", ("near 0",)),
+    "small logarithms are summed once": Mutation("return -1.0 < m && m < 1.0 &&", "return false &&", ("near 0",)),
     "sums about 0 whatever m is": Mutation("ZERO_SHIFT = 16.0", "ZERO_SHIFT = 1e4", ("above 40",)),
     "nothing counts as one element": Mutation(
         "DS_DEVICE pair nothing() { return {-infinity(), {-1.0, 0.0}}; }",
@@ -221,6 +221,10 @@ ELSEWHERE = {
 MUTATIONS = GROUP | PAIR | ROWS | SOFTMAX | ELSEWHERE
 
 EQUIVALENT = {
+    "sums about m whatever m is": (
+        Mutation("ZERO_SHIFT = 16.0", "ZERO_SHIFT = 0.0", ("near 0",)),
+        "where it would show, small logarithms are summed once more; larger ones it brings nearer, within the bound",
+    ),
     "another lane speaks for its warp": (
         Mutation("if (threadIdx.x % 32 == 0) parts", "if (threadIdx.x % 32 == 7) parts", ("block",)),
         "after the shuffles all lanes hold the same value",

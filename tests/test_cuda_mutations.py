@@ -93,7 +93,7 @@ CALLS = {
     "f64 lse": Call("logsumexp", normal("f64", 5, 300)),
     "far from 0": Call("log_softmax", normal("f32", 5, 40) + np.float32(1000)),
     "above 40": Call("logsumexp", normal("f32", 5, 40) + np.float32(100)),
-    "near 0": Call("logsumexp", (normal("f64", 2000, 2, spread=1.5) - np.log(2)).astype(np.float32)),
+    "near 0": Call("logsumexp", (normal("f64", 2000, 5, spread=1.5) - np.log(5)).astype(np.float32)),
     "where": Call("softmax", NAN_HIDDEN, -1, {"where": HIDDEN}),
     "where log": Call("log_softmax", NAN_HIDDEN, -1, {"where": HIDDEN}),
     "where by columns": Call("softmax", NAN_HIDDEN, -1, {"where": np.asfortranarray(HIDDEN)}),
