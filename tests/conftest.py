@@ -51,13 +51,6 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"DUALSOFT_TEST_REQUIRE asks for what cannot run here: {why}")
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of the device backend, in use while the test runs; ``devices.put`` and ``get`` move its arrays."""
-    with dualsoft.use_backend(request.param):
-        yield request.param
-
-
 @pytest.fixture(params=USABLE)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of the backend, in use while the test runs."""

@@ -108,8 +108,7 @@ class Launch(NamedTuple):
 def softmax(problem: SoftmaxProblem) -> Launch:
     """Return what writes the problem's output."""
     x, out, axes, _, scale, where, x_code, out_code, log = problem
-    factors, factor = (None, scale) if scale is None or isinstance(scale, float) else (scale, None)
-    factor = np.float64(1.0 if factor is None else factor)
+    factors, factor = _factors(scale)
     at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, None))
     shape = shape_for(at.n, _width(x_code, out_code))
     plain = where is None and factors is None and factor == 1
@@ -121,13 +120,19 @@ def softmax(problem: SoftmaxProblem) -> Launch:
 def logsumexp(problem: LogSumExpProblem) -> Launch:
     """Return what writes the problem's output, and its sign."""
     x, out, axes, _, scale, where, x_code, out_code, sign, _, _ = problem
-    factors, factor = (None, scale) if scale is None or isinstance(scale, float) else (scale, None)
-    factor = np.float64(1.0 if factor is None else factor)
+    factors, factor = _factors(scale)
     at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, sign))
     shape = shape_for(at.n, _width(x_code, out_code))
     direct = where is None and factors is None and factor == 1 and _is_direct(at, 0, x)
     variant = _variant("logsumexp_rows", shape, x_code, out_code, direct, False)
     return _launch(variant, shape, at, (x, where, factors, factor, out, sign, at.struct))
+
+
+def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
+    """Return the scale by row, if it is one, and else the scale of all, 1 where there is none."""
+    if scale is None or isinstance(scale, float):
+        return None, np.float64(1.0 if scale is None else scale)
+    return scale, np.float64(1.0)
 
 
 def _strides(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
