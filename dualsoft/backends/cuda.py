@@ -10,7 +10,8 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.backends import Backend, cuda_rows, nvrtc
-from dualsoft.backends.cuda_rows import STORAGE, Launch
+from dualsoft.backends.cuda_launch import Device, Launch
+from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
 from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
@@ -19,14 +20,14 @@ OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
 _OLDEST_CUPY = 13
 
-_LAUNCHES: dict[type, Callable[[Any], Launch]] = {
+_LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
     SoftmaxProblem: cuda_rows.softmax,
     LogSumExpProblem: cuda_rows.logsumexp,
 }
 
 _PROBE = Variant("probe.cu", "probe", ())
 
-Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
+Kernel = Callable[..., None]
 
 
 class Kernels:
@@ -34,27 +35,35 @@ class Kernels:
 
     def __init__(self, cp: ModuleType) -> None:
         self.cp = cp
+        self._devices: dict[int, Device] = {}
         self._loaded: dict[tuple[int, Variant], Kernel] = {}
 
     def run(self, problem: Any) -> None:
         """Write the problem's output. The host does not wait."""
-        launch = _LAUNCHES[type(problem)](problem)
-        with problem.x.device as device:
-            kernel = self._loaded.get((device.id, launch.variant)) or self.load(device.id, launch.variant)
-            kernel((launch.grid,), (launch.block,), launch.arguments)
+        with problem.x.device as current:
+            device = self._devices.get(current.id) or self.device(current.id)
+            for launch in _LAUNCHES[type(problem)](problem, device):
+                kernel = self._loaded.get((device.id, launch.variant)) or self.load(device, launch.variant)
+                kernel((launch.grid,), (launch.block,), launch.arguments, shared_mem=launch.shared)
 
-    def load(self, device: int, variant: Variant) -> Kernel:
+    def device(self, number: int) -> Device:
+        """Return what the launch tables need to know of a device."""
+        return self._devices.setdefault(number, Device(self.cp, number))
+
+    def load(self, device: Device, variant: Variant) -> Kernel:
         """Return the kernel of a variant for a device, which must be the current one."""
-        kernel: Kernel = nvrtc.load(self.cp, variant)
-        self._loaded[device, variant] = kernel
-        return kernel
+        kernel: Any = nvrtc.load(self.cp, variant)
+        if variant.is_dynamic:
+            kernel.max_dynamic_shared_size_bytes = device.dynamic_limit
+        self._loaded[device.id, variant] = kernel
+        return kernel  # type: ignore[no-any-return]
 
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
-        device = self.cp.cuda.Device().id
+        device = self.device(self.cp.cuda.Device().id)
         wanted = list(cuda_rows.variants(tuple(codes)))
         for variant in wanted:
-            if (device, variant) not in self._loaded:
+            if (device.id, variant) not in self._loaded:
                 self.load(device, variant)
         return len(wanted)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualsoft.arrays import Array
+from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_layout import Layout, layout_of
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64
@@ -34,7 +35,6 @@ STORAGE = {
 
 _BYTES = {F16: 2, BF16: 2, F32: 4, F64: 8, BOOL: 1, I8: 1, U8: 1, I16: 2, U16: 2, I32: 4, U32: 4, I64: 8, U64: 8}
 _NARROW = (F16, BF16, F32)
-_MOST_BLOCKS = 2**31 - 1
 
 
 class Shape(NamedTuple):
@@ -96,17 +96,8 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
                 yield _variant("logsumexp_rows", shape, code, code, direct, False)
 
 
-class Launch(NamedTuple):
-    """A kernel with its grid and arguments."""
-
-    variant: Variant
-    grid: int
-    block: int
-    arguments: tuple[Any, ...]
-
-
-def softmax(problem: SoftmaxProblem) -> Launch:
-    """Return what writes the problem's output."""
+def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
+    """Yield what writes the problem's output."""
     x, out, axes, _, scale, where, x_code, out_code, log = problem
     factors, factor = _factors(scale)
     at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, None))
@@ -114,18 +105,18 @@ def softmax(problem: SoftmaxProblem) -> Launch:
     plain = where is None and factors is None and factor == 1
     direct = plain and _is_direct(at, 0, x) and _is_direct(at, 1, out, shape, x_code)
     variant = _variant("softmax_rows", shape, x_code, out_code, direct, log)
-    return _launch(variant, shape, at, (x, where, factors, factor, out, at.struct))
+    yield _launch(variant, shape, at, (x, where, factors, factor, out, at.struct))
 
 
-def logsumexp(problem: LogSumExpProblem) -> Launch:
-    """Return what writes the problem's output, and its sign."""
+def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
+    """Yield what writes the problem's output, and its sign."""
     x, out, axes, _, scale, where, x_code, out_code, sign, _, _ = problem
     factors, factor = _factors(scale)
     at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, sign))
     shape = shape_for(at.n, _width(x_code, out_code))
     direct = where is None and factors is None and factor == 1 and _is_direct(at, 0, x)
     variant = _variant("logsumexp_rows", shape, x_code, out_code, direct, False)
-    return _launch(variant, shape, at, (x, where, factors, factor, out, sign, at.struct))
+    yield _launch(variant, shape, at, (x, where, factors, factor, out, sign, at.struct))
 
 
 def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
@@ -156,4 +147,4 @@ def _is_direct(at: Layout, operand: int, array: Array, shape: Shape | None = Non
 def _launch(variant: Variant, shape: Shape, at: Layout, arguments: tuple[Any, ...]) -> Launch:
     block = max(shape.group, _SMALLEST_BLOCK)
     blocks = -(-at.rows * shape.group // block)
-    return Launch(variant, min(blocks, _MOST_BLOCKS), block, arguments)
+    return Launch(variant, min(blocks, MOST_BLOCKS), block, arguments)

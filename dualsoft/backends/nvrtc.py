@@ -24,6 +24,8 @@ class Variant(NamedTuple):
     """A file in ``cuda/``."""
     kernel: str
     defines: tuple[tuple[str, str | int], ...]
+    is_dynamic: bool = False
+    """Whether launches give it dynamic shared memory."""
 
     @property
     def name(self) -> str:

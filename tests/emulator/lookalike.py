@@ -16,6 +16,8 @@ from .launch import SHARED_LIMITS, RawKernel, RawModule
 from .memory import DEVICE_COUNT, AnyArray, Memory, MemoryPointer, alloc, current_device
 
 _MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
+_CACHES = {75: 4, 80: 40, 86: 6, 89: 72, 90: 50, 100: 126, 120: 96}
+"""MiB of second-level cache."""
 _READS_NOTHING = (
     *("may_share_memory", "shares_memory", "result_type", "can_cast", "ndim", "shape", "size"),
     *("zeros_like", "ones_like", "full_like"),
@@ -160,6 +162,7 @@ class _ArchitectureDevice(Device):
         return {
             "MultiProcessorCount": _MULTIPROCESSORS[self.architecture],
             "MaxSharedMemoryPerBlockOptin": SHARED_LIMITS[self.architecture],
+            "L2CacheSize": _CACHES[self.architecture] << 20,
             "MaxSharedMemoryPerBlock": 48 * 1024,
             "MaxThreadsPerBlock": 1024,
             "WarpSize": 32,
