@@ -6,7 +6,6 @@
 // Macros of a variant: DS_X, DS_Y   types of input and output
 //                      DS_GROUP     threads a row          DS_CHUNK, DS_SLOTS   elements a chunk, chunks a thread
 //                      DS_DIRECT    1: rows are contiguous and aligned, nothing is hidden or scaled; accesses of 16 bytes
-//                      DS_TILED     1: rows may be longer than a segment
 #pragma once
 #include "convert.cuh"
 #include "layout.cuh"
@@ -59,8 +58,27 @@ struct share {
 };
 static_assert(ITEMS <= 32, "a bit of `visible` an element");
 
+typedef chunk<x_type, DS_CHUNK> vector;
+
+// The first `count` elements of a chunk.
+DS_DEVICE vector load_tail(const x_type* x, i64 count) {
+    vector v = {};
+#pragma unroll
+    for (int j = 0; j < DS_CHUNK; ++j)
+        if (j < count) v.at[j] = load_aligned<x_type>(x + j);
+    return v;
+}
+
+DS_DEVICE void unpack(share& mine, const vector& v, const row& from, i64 first, int slot) {
+#pragma unroll
+    for (int j = 0; j < DS_CHUNK; ++j) {
+        const bool inside = first + j < from.length;
+        mine.value[slot * DS_CHUNK + j] = inside ? to_compute<compute>(v.at[j]) : compute(-infinity());
+        mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
+    }
+}
+
 DS_DEVICE void read_direct(share& mine, const row& from, i64 first, int slot) {
-    typedef chunk<x_type, DS_CHUNK> vector;
     const x_type* const x = (const x_type*)from.x + first;
     if (first + DS_CHUNK <= from.length) {
         const vector v = load_aligned<vector>(x);
@@ -68,12 +86,7 @@ DS_DEVICE void read_direct(share& mine, const row& from, i64 first, int slot) {
         for (int j = 0; j < DS_CHUNK; ++j) mine.value[slot * DS_CHUNK + j] = to_compute<compute>(v.at[j]);
         mine.visible |= ((1ull << DS_CHUNK) - 1) << slot * DS_CHUNK;
     } else {
-#pragma unroll
-        for (int j = 0; j < DS_CHUNK; ++j) {
-            const bool inside = first + j < from.length;
-            mine.value[slot * DS_CHUNK + j] = inside ? to_compute<compute>(load_aligned<x_type>(x + j)) : compute(-infinity());
-            mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
-        }
+        unpack(mine, load_tail(x, from.length - first), from, first, slot);
     }
 }
 
@@ -191,14 +204,7 @@ DS_DEVICE pair pair_of_segment(share& mine, compute m) {
     return is_little ? exact : quick;
 }
 
-// The pair of a row, segment by segment.
-DS_DEVICE pair pair_of_row(const row& from, const axes& inner) {
-    pair p = nothing();
-    for (i64 segment = 0; segment * SEGMENT < from.length; ++segment) {
-        share mine = read(from, inner, segment);
-        p = merge(p, pair_of_segment(mine, largest(mine)));
-    }
-    return p;
-}
+// The segments of a row.
+DS_DEVICE i64 segments_of(i64 length) { return (length + SEGMENT - 1) / SEGMENT; }
 
 }  // namespace ds

@@ -14,7 +14,7 @@ from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
-from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
+from dualsoft.problem import LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -23,6 +23,8 @@ _OLDEST_CUPY = 13
 _LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
     SoftmaxProblem: cuda_rows.softmax,
     LogSumExpProblem: cuda_rows.logsumexp,
+    StateProblem: cuda_rows.state,
+    NormalizeProblem: cuda_rows.normalize,
 }
 
 _PROBE = Variant("probe.cu", "probe", ())
