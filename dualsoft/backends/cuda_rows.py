@@ -78,7 +78,7 @@ def _variant(
     source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: int
 ) -> Variant:
     chunk = min(16 // _BYTES[x_code], shape.items)
-    defines = {
+    defines: dict[str, str | int] = {
         "DS_X": STORAGE[x_code],
         "DS_Y": STORAGE[out_code],
         "DS_GROUP": shape.group,
