@@ -58,7 +58,7 @@ _SHAPES = {
     for name, items in (("narrow", 32), ("wide", 16))
 }
 _SEGMENTS = {"narrow": Shape(256, 32), "wide": Shape(256, 16)}
-"""Longer rows go segment by segment. Whether a row is kept in shared memory or read twice, its segments are the same."""
+"""Longer rows go segment by segment, the same segments whether a row is kept in shared memory or read twice."""
 _MOST_PARTS = 1024
 _SMALLEST_BLOCK = 128
 
