@@ -97,44 +97,31 @@ def every_problem(rows: int, n: int, x_code: int = F32, steps: tuple[int, int] =
     st.sampled_from([0, 0, 1, 3, 5]),
     st.sampled_from([1, 1, 1, 1, 2, -1]),
 )
-def test_direct_only_where_every_access_is_aligned(
+def test_direct_where_rows_are_contiguous_and_elements_aligned(
     x_code: int, out_code: int, n: int, x_at: int, out_at: int, gap: int, step: int
 ) -> None:
     x_size, out_size = np.dtype(CODES[x_code]).itemsize, np.dtype(CODES[out_code]).itemsize
     width = n * abs(step) + gap
     x = fake(512 + x_at, (3, n), CODES[x_code], (width * x_size, step * x_size))
     out = fake(512 + out_at, (3, n), CODES[out_code], (width * out_size, out_size))
-    is_dense = step == 1 or n == 1
-    is_aligned = is_dense and gap == 0 and n * min(x_size, out_size) % 16 == 0 and x_at % 16 == out_at % 16 == 0
+
+    def goes_by_chunks(array: Any, size: int) -> bool:
+        is_dense = n == 1 or array.strides[1] == size
+        return is_dense and all((array.data.ptr + row * array.strides[0]) % size == 0 for row in range(3))
+
     *reading, writing = launches_of(softmax_of(x, out, x_code, out_code))
     for launch in reading:
-        check_accesses(launch, is_dense, is_aligned, (x, x_size))
-    check_accesses(writing, is_dense, is_aligned, (x, x_size), (out, out_size))
-    if x_size > 1 and n > 16384 and is_aligned:
-        assert writing.variant.kernel == "softmax_kept", "a row that is aligned and fits is kept"
-
-
-def check_accesses(launch: Launch, is_dense: bool, is_aligned: bool, *operands: tuple[Any, int]) -> None:
-    macros = dict(launch.variant.defines)
-    if launch.variant.kernel == "join_parts":
-        return
-    chunk, n = int(macros["DS_CHUNK"]), operands[0][0].shape[1]
-    starts = [
-        (array.data.ptr + row * array.strides[0] + first * size, min(16, chunk * size))
-        for array, size in operands
-        for row in range(3)
-        for first in range(0, n - chunk + 1, chunk)
-    ] + [(array.data.ptr + row * array.strides[0], size) for array, size in operands for row in (0, 1)]
-    if macros["DS_DIRECT"]:
-        assert is_dense
-        assert all(start % size == 0 for start, size in starts)
-    if is_aligned:
-        assert macros["DS_DIRECT"], "plain rows take the fast way"
+        if launch.variant.kernel != "join_parts":
+            assert dict(launch.variant.defines)["DS_DIRECT"] == goes_by_chunks(x, x_size)
+    both = goes_by_chunks(x, x_size) and goes_by_chunks(out, out_size)
+    assert dict(writing.variant.defines)["DS_DIRECT"] == both
+    if x_size > 1 and n > 16384:
+        assert (writing.variant.kernel == "softmax_kept") == both, "a row that fits is kept where it is contiguous"
 
 
 @pytest.mark.parametrize("n", [64, 20000, 100_000])
 @pytest.mark.parametrize("option", ["where", "scale array", "scale"])
-def test_what_hides_or_scales_is_not_direct(option: str, n: int) -> None:
+def test_what_hides_is_not_direct_and_what_scales_is(option: str, n: int) -> None:
     def problem(**changes: Any) -> SoftmaxProblem:
         x, out = fake(512, (3, n), np.float32), fake(512, (3, n), np.float32)
         return softmax_of(x, out, F32, F32)._replace(**changes)
@@ -151,11 +138,12 @@ def test_what_hides_or_scales_is_not_direct(option: str, n: int) -> None:
         "scale": problem(scale=0.5),
     }[option]
     launches = launches_of(changed)
-    assert direct(launches) == {0}
+    assert direct(launches) == {int(option != "where")}
     for launch in launches:
         if launch.variant.kernel != "join_parts":
-            assert type(launch.arguments[3]) is np.float64
-            assert launch.arguments[3] == (0.5 if option == "scale" else 1)
+            factor = launch.arguments[2 if launch.variant.kernel == "softmax_kept" else 3]
+            assert type(factor) is np.float64
+            assert factor == (0.5 if option == "scale" else 1)
 
 
 @pytest.mark.parametrize("code", [F16, BF16, F32, F64, I8])
@@ -303,6 +291,21 @@ def test_fewer_blocks_than_rows_give_the_same_bits(
     want = answers(x)
     monkeypatch.setattr(cuda_rows, "MOST_BLOCKS", 2)
     assert answers(x) == want
+
+
+@needs_emulator
+@pytest.mark.parametrize(("x_type", "out_type"), [("f4", "f8"), ("f2", "f4"), ("f2", "f8"), ("f8", "f4"), ("i2", "f8")])
+def test_kept_rows_and_rows_in_parts_give_the_same_bits_for_every_dtype_of_the_result(
+    x_type: str, out_type: str, kernels: cuda.Kernels
+) -> None:
+    """The arithmetic is that of the result as well, whichever way a row goes."""
+    x = kernels.cp.asarray((np.random.default_rng(2).standard_normal((2, 20_000)) * 3).astype(x_type))
+    limit, device = kernels.device(0).dynamic_limit, kernels.device(0)
+    for function in (ds.softmax, ds.log_softmax):
+        found = []
+        for device.dynamic_limit in (limit, 0):
+            found.append(function(x, -1, dtype=out_type).get().tobytes())
+        assert found[0] == found[1], function.__name__
 
 
 @needs_emulator
