@@ -197,7 +197,7 @@ def _softmax_of_long_rows(problem: SoftmaxProblem, given: _Input, direct: bool, 
     scratch = device.scratch((min(together, at.rows) * given.parts(width)[0], 3))
     for first in range(0, at.rows, together):
         rows = min(together, at.rows - first)
-        yield from _states(given, out_code, scratch, first, rows, (m, rest), True, state, given.code)
+        yield from _states(given, out_code, scratch, first, rows, (m, rest), True, state, out_code)
         units = rows * -(-at.n // segments.length)
         variant = _normalize_variant(segments, given.code, out_code, direct, problem.log)
         last = (normalizing.struct, np.int64(first), np.int64(rows))
