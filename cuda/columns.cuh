@@ -15,7 +15,7 @@
 namespace ds {
 
 constexpr int BATCH = 8;
-constexpr int MOST_THREADS = DS_WIDTH == 1 ? 1024 : 256;
+constexpr int MOST_THREADS = DS_WIDTH == 1 ? 512 : 256;
 
 typedef chunk<x_type, DS_WIDTH> x_vector;
 typedef chunk<y_type, DS_WIDTH> y_vector;
@@ -31,7 +31,9 @@ struct tiling {
 
     DS_DEVICE int strand() const { return int(threadIdx.x) / strand_step % strands; }
     DS_DEVICE int lane() const { return int(threadIdx.x) / lane_step % lanes; }
+    // Columns of the tile are numbered so that neighbouring lanes have neighbouring places in shared memory.
     DS_DEVICE int columns() const { return lanes * DS_WIDTH; }
+    DS_DEVICE int column(int j) const { return j * lanes + lane(); }
     DS_DEVICE i64 vectors_across() const { return (across + DS_WIDTH - 1) / DS_WIDTH; }
     DS_DEVICE i64 tiles(const layout& at) const { return (at.rows / across * vectors_across() + lanes - 1) / lanes; }
     DS_DEVICE i64 parts(const layout& at) const { return (at.n + part - 1) / part; }
@@ -46,8 +48,8 @@ DS_DEVICE place place_of_lane(const tiling& by, const layout& at, i64 tile, int 
 }
 // The row of a column of a tile, -1 past the last.
 DS_DEVICE i64 row_of_column(const tiling& by, const layout& at, i64 tile, int column) {
-    const place p = place_of_lane(by, at, tile, column / DS_WIDTH);
-    return column % DS_WIDTH < p.count ? p.row + column % DS_WIDTH : -1;
+    const place p = place_of_lane(by, at, tile, column % by.lanes);
+    return column / by.lanes < p.count ? p.row + column / by.lanes : -1;
 }
 
 // ------------------------------------------------------------------ elements
@@ -158,23 +160,29 @@ struct running {
 // ------------------------------------------------------------------ strands meet
 // Shared memory: a place for each thread and column, then one for each column of the tile, then what is kept.
 struct meeting {
-    static constexpr int SIZE = 32;
-    static_assert(sizeof(sums<f64>) <= SIZE && sizeof(pair) <= SIZE, "a place holds either");
+    static constexpr int STRAND_SIZE = IS_HALF<y_type> && sizeof(compute) == 4 ? 16 : 32, COLUMN_SIZE = 32;
     const tiling& by;
 
     static DS_DEVICE unsigned char* memory() {
         DS_DYNAMIC_SHARED(shared);
         return shared;
     }
-    template <class T> DS_DEVICE T* of_strand(int strand, int column) const { return (T*)memory() + strand * by.columns() + column; }
-    DS_DEVICE unsigned char* of_column(int column) const { return memory() + (by.strands * by.columns() + column) * SIZE; }
-    DS_DEVICE x_vector* kept() const { return (x_vector*)of_column(by.columns()) + threadIdx.x; }
+    template <class T> DS_DEVICE T* of_strand(int strand, int column) const {
+        static_assert(sizeof(T) <= STRAND_SIZE, "it has no more room");
+        const int j = column / by.lanes, lane = column - j * by.lanes;
+        return (T*)memory() + (j * by.strands + strand) * by.lanes + lane;
+    }
+    template <class T> DS_DEVICE T* of_column(int column) const {
+        static_assert(sizeof(T) <= COLUMN_SIZE, "it has no more room");
+        return (T*)(memory() + by.strands * by.columns() * STRAND_SIZE + column * COLUMN_SIZE);
+    }
+    DS_DEVICE x_vector* kept() const { return of_column<x_vector>(by.columns()) + threadIdx.x; }
 
     // What all strands of the lane's columns have, joined, for every thread of the lane.
     template <class T, class Join> DS_DEVICE void all(T (&value)[DS_WIDTH], Join join) const {
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < DS_WIDTH; ++j) *of_strand<T>(by.strand(), by.lane() * DS_WIDTH + j) = value[j];
+        for (int j = 0; j < DS_WIDTH; ++j) *of_strand<T>(by.strand(), by.column(j)) = value[j];
         __syncthreads();
         for (int column = int(threadIdx.x); column < by.columns(); column += int(blockDim.x)) {
             T together = *of_strand<T>(0, column);
@@ -183,7 +191,7 @@ struct meeting {
         }
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < DS_WIDTH; ++j) value[j] = *of_strand<T>(0, by.lane() * DS_WIDTH + j);
+        for (int j = 0; j < DS_WIDTH; ++j) value[j] = *of_strand<T>(0, by.column(j));
     }
 };
 
@@ -239,8 +247,8 @@ template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, cons
 #pragma unroll
     for (int j = 0; j < DS_WIDTH; ++j) {
         const pair p = pair_of(m[j], shift_for_logarithm(m[j]), s[j]);
-        if (by.strand() == 0) *(pair*)at.of_column(by.lane() * DS_WIDTH + j) = p;
-        is_little |= p.rest.high < LITTLE;
+        if (by.strand() == 0) *at.of_column<pair>(by.column(j)) = p;
+        is_little |= j < from.count && m[j] > compute(-infinity()) && p.rest.high < LITTLE;
     }
     if (ROUGH && is_logarithm && __syncthreads_or(is_little)) {
         sums<compute> exact[DS_WIDTH];
@@ -249,7 +257,7 @@ template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, cons
         add_again(at, from, inner, m, exact, adding_precisely());
 #pragma unroll
         for (int j = 0; j < DS_WIDTH; ++j) {
-            pair* const p = (pair*)at.of_column(by.lane() * DS_WIDTH + j);
+            pair* const p = at.of_column<pair>(by.column(j));
             if (by.strand() == 0 && p->rest.high < LITTLE) *p = pair_of(m[j], shift_for_logarithm(m[j]), exact[j]);
         }
     }

@@ -48,6 +48,7 @@ struct scaled_exponential {
     compute rounded_inverse;
     bool is_ordinary;       // whether `inverse` is far from what overflows or underflows in the arithmetic
 
+    scaled_exponential() = default;
     explicit DS_DEVICE scaled_exponential(f64 factor)
         : inverse(factor), rounded_inverse(rounded<compute>::of(factor)), is_ordinary(!(factor < 0x1p-100) && !(factor > 0x1p100)) {}
     DS_DEVICE compute operator()(compute x, compute m) const {

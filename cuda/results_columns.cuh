@@ -7,8 +7,7 @@ namespace ds {
 
 // The normalizers of a tile: in the places of its columns.
 DS_DEVICE normalizer& normalizer_of_column(const tiling& by, int column) {
-    static_assert(sizeof(normalizer) <= meeting::SIZE, "it takes the place of a pair");
-    return *(normalizer*)meeting{by}.of_column(column);
+    return *meeting{by}.of_column<normalizer>(column);
 }
 
 #if DS_LOG
@@ -36,20 +35,23 @@ DS_DEVICE void store_vector(char* p, const y_vector& v, int count) {
 
 // Writes the results of the thread's elements, which it reads, or reads again.
 DS_DEVICE void write_columns(const tiling& by, const source& from, const axes& inner, char* y) {
+    column_result result[DS_WIDTH];
+    compute shift[DS_WIDTH];
+#pragma unroll
+    for (int j = 0; j < DS_WIDTH; ++j) {
+        const normalizer with = normalizer_of_column(by, by.column(j));
+        result[j] = result_of(with);
+        shift[j] = with.shift;
+    }
     for (i64 batch = 0; batch < from.batches(); ++batch) {
         const batch_of_vectors v = load_batch(from, inner, batch, true);
-        y_vector results[BATCH];
-#pragma unroll
-        for (int j = 0; j < DS_WIDTH; ++j) {
-            const normalizer with = normalizer_of_column(by, by.lane() * DS_WIDTH + j);
-            const column_result result = result_of(with);
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) results[i].at[j] = rounded<y_type>::of(result(from.value(v.at[i].at[j]), with.shift));
-        }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
+            y_vector results;
+#pragma unroll
+            for (int j = 0; j < DS_WIDTH; ++j) results.at[j] = rounded<y_type>::of(result[j](from.value(v.at[i].at[j]), shift[j]));
             const i64 e = from.element(batch, i);
-            if (e < from.last) store_vector(y + offset_in_column(inner, Y, e), results[i], from.count);
+            if (e < from.last) store_vector(y + offset_in_column(inner, Y, e), results, from.count);
         }
     }
 }

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS)
         compute m[DS_WIDTH];
         pairs_of_tile<DS_LOG>(by, from, at.inner, m);
         for_columns(by, [&](int column) {
-            const pair p = *(const pair*)meeting{by}.of_column(column);
+            const pair p = *meeting{by}.of_column<pair>(column);
             normalizer_of_column(by, column) = normalizer_of(p.m, state_rest(p));
         });
         __syncthreads();

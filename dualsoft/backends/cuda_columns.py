@@ -19,19 +19,23 @@ from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, F16, F32, F64
 from dualsoft.problem import LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
+_HALVES = (F16, BF16)
 _BYTES = {F16: 2, BF16: 2, F32: 4, F64: 8}
 
 _BATCH = 8
 """``BATCH`` of ``cuda/columns.cuh``."""
-_PLACE = 32
-"""Bytes that strands meet in, for each thread and column: ``meeting::SIZE``."""
+_PLACE_OF_COLUMN = 32
+"""Bytes of shared memory for each column of a tile: ``COLUMN_SIZE`` there."""
 _MOST_STRANDS = 32
 _PART = 4096
 """The longest column that one block takes; longer ones go part by part, and their pairs are joined."""
-_MOST_THREADS = {True: 256, False: 1024}
+_MOST_THREADS = {True: 256, False: 512}
 """Of a block, by whether accesses are of 16 bytes."""
-_MOST_PLACES = 1024
+_MOST_MEETING = 32768
+"""Bytes in which strands meet."""
 _SECTOR = 32
+_OFTEN_TWICE = 256
+"""Up to this length logarithms are often small, and summed twice then: the columns are kept."""
 _ENOUGH_BLOCKS = 512
 """Blocks that fill any card: with fewer, they are made narrower."""
 
@@ -132,69 +136,72 @@ def _is_wide(plan: _Plan, x: Array, size: int, out: Array | None) -> bool:
     return plan.alignment[1] > 0 and plan.alignment[1] % chunk == 0 and out.data.ptr % chunk == 0
 
 
-def _lanes(plan: _Plan, wide: bool, size: int) -> int:
-    """Return how many lanes a block has: its threads over the strands, fewer where there are few columns."""
-    strands, width = plan.strands, 16 // size if wide else 1
-    most = min(_MOST_THREADS[wide], _MOST_PLACES // width) // strands
-    if not wide and not plan.is_across:
-        most = max(1, 256 // strands)
-    across = -(-plan.across // width)
-    vectors = plan.at.rows // plan.across * across
-    lanes = min(most, vectors)
-    if across < lanes:
-        lanes -= lanes % across                     # whole lines of columns
-    least = max(1, _SECTOR // (size * width))
-    while across > lanes > least and lanes % 2 == 0 and -(-vectors // lanes) < _ENOUGH_BLOCKS:
+def _lanes(plan: _Plan, width: int, size: int, place: int, aligned: bool) -> int:
+    """Return how many lanes of ``size`` bytes a block has: its threads over the strands, fewer for few columns."""
+    most = min(_MOST_THREADS[width > 1], _MOST_MEETING // place) // plan.strands
+    if not plan.is_across:
+        return max(1, min(256 // plan.strands, plan.at.rows))
+    lines, across = plan.at.rows // plan.across, -(-plan.across // width)
+    lanes = -(-across // -(-across // most))
+    least = max(1, (_SECTOR if aligned else 4 * _SECTOR) // size)
+    while lanes > least and lanes % 2 == 0 and -(-lines * across // lanes) < _ENOUGH_BLOCKS:
         lanes //= 2
+    if lanes == across:
+        lanes *= min(most // across, lines)         # whole lines of columns
     return lanes
 
 
 class _Tiles(NamedTuple):
-    """Blocks over all columns, by parts of ``part`` elements."""
+    """Blocks over all columns, and over the parts of these."""
 
     plan: _Plan
     lanes: int
     width: int
-    part: int
+    place: int
+    """Bytes of shared memory for each thread and column."""
+    size: int
+    """Bytes of an element."""
     kept: bool = False
 
     @property
     def threads(self) -> int:
         return self.plan.strands * self.lanes
 
-    def shared(self, size: int) -> int:
-        """Return the bytes of shared memory."""
-        meeting = (self.threads + self.lanes) * self.width * _PLACE
-        steps = -(-min(self.part, self.plan.at.n) // self.plan.strands)
-        return meeting + (steps * self.threads * self.width * size if self.kept else 0)
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        meeting = (self.threads * self.place + self.lanes * _PLACE_OF_COLUMN) * self.width
+        steps = -(-min(_PART, self.plan.at.n) // self.plan.strands)
+        return meeting + (steps * self.threads * self.width * self.size if self.kept else 0)
 
-    def launch(self, variant: Variant, size: int, *arguments: Any) -> Launch:
+    def keeping(self, limit: int) -> "_Tiles":
+        """Return the tiles as wide as shared memory holds two of them, or one; as they are where it holds none."""
+        least = max(1, _SECTOR // (self.size * self.width))
+        for most in (limit // 2, limit):
+            tiles = self._replace(kept=True)
+            while tiles.shared > most and tiles.lanes % 2 == 0 and tiles.lanes > least:
+                tiles = tiles._replace(lanes=tiles.lanes // 2)
+            if tiles.shared <= most:
+                return tiles
+        return self
+
+    def launch(self, variant: Variant, *arguments: Any) -> Launch:
         """Return the launch; the layout and how it is shared out are its last arguments."""
         plan = self.plan
-        strands, across = plan.strands, plan.across
         tiling = np.zeros((), _TILING)
-        steps = (self.lanes, 1) if plan.is_across else (1, strands)
-        tiling[()] = (across, self.part, strands, self.lanes, *steps, self.kept, 0)
-        vectors = plan.at.rows // across * -(-across // self.width)
-        units = -(-vectors // self.lanes) * -(-plan.at.n // self.part)
-        grid = min(units, MOST_BLOCKS)
-        return Launch(variant, grid, self.threads, (*arguments, plan.at.struct, tiling), self.shared(size))
+        steps = (self.lanes, 1) if plan.is_across else (1, plan.strands)
+        tiling[()] = (plan.across, _PART, plan.strands, self.lanes, *steps, self.kept, 0)
+        vectors = plan.at.rows // plan.across * -(-plan.across // self.width)
+        units = -(-vectors // self.lanes) * -(-plan.at.n // _PART)
+        return Launch(variant, min(units, MOST_BLOCKS), self.threads, (*arguments, plan.at.struct, tiling), self.shared)
 
 
-def _tiles(plan: _Plan, wide: bool, size: int) -> _Tiles:
-    return _Tiles(plan, _lanes(plan, wide, size), 16 // size if wide else 1, _PART)
-
-
-def _keeping(tiles: _Tiles, size: int, limit: int) -> _Tiles:
-    """Return the tiles as wide as shared memory holds them, twice if it can; as they are where it holds none."""
-    least = max(1, _SECTOR // (size * tiles.width))
-    for most in (limit // 2, limit):
-        kept = tiles._replace(kept=True)
-        while kept.shared(size) > most and kept.lanes % 2 == 0 and kept.lanes > least:
-            kept = kept._replace(lanes=kept.lanes // 2)
-        if kept.shared(size) <= most:
-            return kept
-    return tiles
+def _tiles(plan: _Plan, wide: bool, x: Array, out_code: int) -> _Tiles:
+    size = x.dtype.itemsize
+    width = 16 // size if wide else 1
+    place = 16 if out_code in _HALVES and size < 8 else 32
+    aligned = plan.alignment[0] > 0 and plan.alignment[0] % _SECTOR == 0 and x.data.ptr % _SECTOR == 0
+    return _Tiles(plan, _lanes(plan, width, size * width, width * place, aligned), width, place, size)
 
 
 def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Array | None = None) -> _Plan:
@@ -214,9 +221,9 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     plan = _planned(problem, out)
     if plan.at.n <= _PART:
         wide = _is_wide(plan, x, size, out)
-        tiles = _keeping(_tiles(plan, wide, size), size, device.dynamic_limit)
+        tiles = _tiles(plan, wide, x, problem.out_code).keeping(device.dynamic_limit)
         variant = _variant("softmax_columns", problem.x_code, problem.out_code, wide, DS_LOG=int(problem.log))
-        yield tiles.launch(variant, size, x, factor, out)
+        yield tiles.launch(variant, x, factor, out)
         return
     reduced = tuple(1 if k in problem.axes else length for k, length in enumerate(out.shape))
     m, rest = device.scratch(reduced), device.scratch(reduced)
@@ -246,11 +253,13 @@ def _reduction(
     x, size = problem.x, problem.x.dtype.itemsize
     plan = _planned(problem, out, sign)
     wide = _is_wide(plan, x, size, None)
-    tiles = _tiles(plan, wide, size)
+    tiles = _tiles(plan, wide, x, code)
+    if plan.at.n <= _OFTEN_TWICE and not is_state and code not in _HALVES:
+        tiles = tiles.keeping(device.dynamic_limit)
     variant = _variant("logsumexp_columns", problem.x_code, code, wide)
     parts = -(-plan.at.n // _PART)
     pairs = device.scratch((plan.at.rows * parts, 3)) if parts > 1 else None
-    yield tiles.launch(variant, size, x, _factor(problem.scale), out, sign, np.int32(is_state), pairs)
+    yield tiles.launch(variant, x, _factor(problem.scale), out, sign, np.int32(is_state), pairs)
     if pairs is not None:
         yield joining(code, pairs, parts, (out, sign), is_state, plan.at, 0, plan.at.rows)
 
@@ -260,4 +269,4 @@ def _normalization(problem: Any, m: Array, rest: Array, log: bool) -> Iterator[L
     plan = _planned(problem, out, rest, m)
     wide = _is_wide(plan, x, size, out)
     variant = _variant("normalize_columns", problem.x_code, problem.out_code, wide, DS_LOG=int(log))
-    yield _tiles(plan, wide, size).launch(variant, size, x, _factor(problem.scale), m, rest, out)
+    yield _tiles(plan, wide, x, problem.out_code).launch(variant, x, _factor(problem.scale), m, rest, out)
