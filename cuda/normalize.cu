@@ -15,7 +15,6 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
         const i64 index = unit < 0 ? at.rows : first + unit / segments, segment = unit < 0 ? 0 : unit % segments;
         const row from = row_of(in, at, index);
         const share mine = read(from, at.inner, segment);
-        if (unit < 0 && DS_DIRECT) continue;        // through shared memory a warp goes together
         const bool is_there = unit >= 0;
         const f64 m_of_row = is_there ? load<f64>(m + offset(at.outer, M, index)) : 0.0;
         const f64 rest_of_row = is_there ? load<f64>(rest + offset(at.outer, REST, index)) : 0.0;

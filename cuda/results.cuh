@@ -5,14 +5,21 @@
 
 namespace ds {
 
-DS_DEVICE void write_direct(const chunk<y_type, DS_CHUNK>& v, const row& from, char* y, i64 first) {
-    if (first + DS_CHUNK <= from.length) {
-        store_aligned((y_type*)y + first, v);
+DS_DEVICE void write_direct(const y_vector& v, const row& from, char* y, i64 first, bool aligned) {
+    y_type* const to = (y_type*)y + first;
+    if (aligned && first + DS_CHUNK <= from.length) {
+        store_aligned(to, v);
+        return;
+    }
+    if (!aligned && sizeof(y_vector) == 16) {
+        union { piece whole; y_vector v; } u;
+        u.v = v;
+        store_across<y_type>((char*)to, u.whole, (char*)((y_type*)y + from.length), is_first_of_lanes(), is_last_of_lanes());
         return;
     }
 #pragma unroll
     for (int j = 0; j < DS_CHUNK; ++j)
-        if (first + j < from.length) store_aligned((y_type*)y + first + j, v.at[j]);
+        if (first + j < from.length) store_aligned(to + j, v.at[j]);
 }
 
 DS_DEVICE void write_any(const compute (&result)[DS_CHUNK], const row& from, char* y, const axes& inner, i64 segment, int slot) {
@@ -29,17 +36,18 @@ DS_DEVICE void write_any(const compute (&result)[DS_CHUNK], const row& from, cha
 
 template <class Result> DS_DEVICE void write(const share& mine, const row& from, char* y, const axes& inner, i64 segment, compute m, Result result) {
     const compute hidden = compute(DS_LOG ? -infinity() : 0.0);
+    const bool aligned = DS_DIRECT && are_aligned<y_vector>(y);
 #pragma unroll
     for (int slot = 0; slot < DS_SLOTS; ++slot) {
         compute results[DS_CHUNK];
-        chunk<y_type, DS_CHUNK> v;
+        y_vector v;
 #pragma unroll
         for (int j = 0; j < DS_CHUNK; ++j) {
             const int i = slot * DS_CHUNK + j;
             results[j] = DS_DIRECT || mine.visible >> i & 1 ? result(mine.value[i], m) : hidden;
             v.at[j] = rounded<y_type>::of(results[j]);
         }
-        if (DS_DIRECT) write_direct(v, from, y, first_of(segment, slot));
+        if (DS_DIRECT) write_direct(v, from, y, first_of(segment, slot), aligned);
         else write_any(results, from, y, inner, segment, slot);
     }
 }

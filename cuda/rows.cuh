@@ -5,11 +5,12 @@
 //
 // Macros of a variant: DS_X, DS_Y   types of input and output
 //                      DS_GROUP     threads a row          DS_CHUNK, DS_SLOTS   elements a chunk, chunks a thread
-//                      DS_DIRECT    1: rows are contiguous and aligned, nothing is hidden or scaled; accesses of 16 bytes
+//                      DS_DIRECT    1: rows are contiguous and nothing is hidden; accesses of 16 bytes
 #pragma once
 #include "arithmetic.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
+#include "unaligned.cuh"
 
 namespace ds {
 
@@ -55,6 +56,12 @@ struct share {
 static_assert(ITEMS <= 32, "a bit of `visible` an element");
 
 typedef chunk<x_type, DS_CHUNK> vector;
+typedef chunk<y_type, DS_CHUNK> y_vector;
+
+// Whether the rows of all teams of the warp lie where accesses of a chunk may go.
+template <class Vector> DS_DEVICE bool are_aligned(const char* first) { return __all_sync(ALL_LANES, is_aligned<Vector>(first)) != 0; }
+DS_DEVICE bool is_first_of_lanes() { return threadIdx.x % 32 == 0 || team::thread() == 0; }
+DS_DEVICE bool is_last_of_lanes() { return threadIdx.x % 32 == 31 || team::thread() == DS_GROUP - 1; }
 
 // The first `count` elements of a chunk.
 DS_DEVICE vector load_tail(const x_type* x, i64 count) {
@@ -65,24 +72,27 @@ DS_DEVICE vector load_tail(const x_type* x, i64 count) {
     return v;
 }
 
-DS_DEVICE void unpack(share& mine, const vector& v, const row& from, i64 first, int slot) {
-#pragma unroll
-    for (int j = 0; j < DS_CHUNK; ++j) {
-        const bool inside = first + j < from.length;
-        mine.value[slot * DS_CHUNK + j] = inside ? to_compute<compute>(v.at[j]) : compute(-infinity());
-        mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
+// A chunk of a contiguous row; what of it lies past the end is anything.
+DS_DEVICE vector load_chunk(const row& from, i64 first, bool aligned) {
+    const x_type* const x = (const x_type*)from.x + first;
+    if (aligned && first + DS_CHUNK <= from.length) return load_aligned<vector>(x);
+    if (!aligned && sizeof(vector) == 16) {
+        union { piece whole; vector v; } u;
+        u.whole = load_across<x_type>((const char*)x, from.x, (const char*)((const x_type*)from.x + from.length), is_last_of_lanes());
+        return u.v;
     }
+    return load_tail(x, from.length - first);
 }
 
-DS_DEVICE void read_direct(share& mine, const row& from, i64 first, int slot) {
-    const x_type* const x = (const x_type*)from.x + first;
-    if (first + DS_CHUNK <= from.length) {
-        const vector v = load_aligned<vector>(x);
+DS_DEVICE void unpack(share& mine, const vector& v, const row& from, i64 first, int slot) {
+    const bool is_whole = first + DS_CHUNK <= from.length;
 #pragma unroll
-        for (int j = 0; j < DS_CHUNK; ++j) mine.value[slot * DS_CHUNK + j] = to_compute<compute>(v.at[j]);
-        mine.visible |= ((1ull << DS_CHUNK) - 1) << slot * DS_CHUNK;
-    } else {
-        unpack(mine, load_tail(x, from.length - first), from, first, slot);
+    for (int j = 0; j < DS_CHUNK; ++j) {
+        compute value = to_compute<compute>(v.at[j]);
+        if (from.is_scaled) value = mul(value, from.factor);
+        const bool inside = is_whole || first + j < from.length;
+        mine.value[slot * DS_CHUNK + j] = inside ? value : compute(-infinity());
+        mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
     }
 }
 
@@ -128,9 +138,11 @@ DS_DEVICE void read_any(share& mine, const row& from, const axes& inner, i64 seg
 DS_DEVICE share read(const row& from, const axes& inner, i64 segment) {
     share mine;
     mine.visible = 0;
+    const bool aligned = DS_DIRECT && are_aligned<vector>(from.x);
 #pragma unroll
     for (int slot = 0; slot < DS_SLOTS; ++slot) {
-        if (DS_DIRECT) read_direct(mine, from, first_of(segment, slot), slot);
+        const i64 first = first_of(segment, slot);
+        if (DS_DIRECT) unpack(mine, load_chunk(from, first, aligned), from, first, slot);
         else read_any(mine, from, inner, segment, slot);
     }
     return mine;

@@ -15,7 +15,7 @@ constexpr int AHEAD = 0;
 constexpr int MOST_SEGMENTS = 64;
 static_assert(sizeof(vector) == 16, "what one copy moves");
 
-DS_DEVICE vector* place_of(i64 segment, int slot) {
+DS_DEVICE vector* place_of(int segment, int slot) {
     DS_DYNAMIC_SHARED(kept);
     return (vector*)kept + (segment * DS_SLOTS + slot) * DS_GROUP + team::thread();
 }
@@ -23,27 +23,27 @@ DS_DEVICE vector* place_of(i64 segment, int slot) {
 DS_DEVICE int bytes_of(i64 elements) { return int(elements < 0 ? 0 : elements < DS_CHUNK ? elements : i64(DS_CHUNK)) * int(sizeof(x_type)); }
 
 // Sets out to keep a segment. Past the last one there is nothing to do.
-DS_DEVICE void keep(const row& from, i64 segment) {
+DS_DEVICE void keep(const row& from, int segment, bool aligned) {
+#if __CUDA_ARCH__ >= 800
+    if (aligned) {
 #pragma unroll
+        for (int slot = 0; slot < DS_SLOTS; ++slot) {
+            const i64 first = first_of(segment, slot);
+            if (first < from.length) copy_async(place_of(segment, slot), (const x_type*)from.x + first, bytes_of(from.length - first));
+        }
+    }
+    copy_async_commit();
+    if (aligned) return;
+#endif
+#pragma unroll 1
     for (int slot = 0; slot < DS_SLOTS; ++slot) {
         const i64 first = first_of(segment, slot);
-        const x_type* const x = (const x_type*)from.x + first;
-#if __CUDA_ARCH__ >= 800
-        if (first < from.length) copy_async(place_of(segment, slot), x, bytes_of(from.length - first));
-#else
-        if (first + DS_CHUNK <= from.length) {
-            *place_of(segment, slot) = load_aligned<vector>(x);
-        } else if (first < from.length) {
-            *place_of(segment, slot) = load_tail(x, from.length - first);
-        }
-#endif
+        const vector v = load_chunk(from, first, aligned);
+        if (first < from.length) *place_of(segment, slot) = v;
     }
-#if __CUDA_ARCH__ >= 800
-    copy_async_commit();
-#endif
 }
 
-DS_DEVICE share kept_share(const row& from, i64 segment) {
+DS_DEVICE share kept_share(const row& from, int segment) {
     share mine;
     mine.visible = 0;
 #pragma unroll
@@ -62,11 +62,12 @@ struct part_of_block {
 // The pair of the row; the row stays in shared memory.
 DS_DEVICE pair pair_of_kept(const row& from, const axes& inner) {
     DS_SHARED(pair, pairs, MOST_SEGMENTS);
-    const i64 segments = segments_of(from.length);
+    const int segments = int(segments_of(from.length));
+    const bool aligned = are_aligned<vector>(from.x);
 #pragma unroll 1
-    for (i64 segment = 0; segment < AHEAD; ++segment) keep(from, segment);
-    for (i64 segment = 0; segment < segments; ++segment) {
-        keep(from, segment + AHEAD);
+    for (int segment = 0; segment < AHEAD; ++segment) keep(from, segment, aligned);
+    for (int segment = 0; segment < segments; ++segment) {
+        keep(from, segment + AHEAD, aligned);
 #if __CUDA_ARCH__ >= 800
         copy_async_wait<AHEAD>();
 #endif
@@ -81,9 +82,9 @@ DS_DEVICE pair pair_of_kept(const row& from, const axes& inner) {
 }  // namespace ds
 
 extern "C" __global__ void __launch_bounds__(ds::BLOCK, 2)
-    softmax_kept(const char* x, char* y, const __grid_constant__ ds::layout at) {
+    softmax_kept(const char* x, const char* scale, double factor, char* y, const __grid_constant__ ds::layout at) {
     using namespace ds;
-    const inputs in = {x, nullptr, nullptr, 1.0};
+    const inputs in = {x, nullptr, scale, factor};
     for (i64 index = blockIdx.x; index < at.rows; index += gridDim.x) {
         const row from = row_of(in, at, index);
         char* const to = y + offset(at.outer, Y, index);
@@ -94,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, 2)
 #else
         const probability result = {rounded<compute>::of(by.inverse)};
 #endif
-        for (i64 segment = 0; segment < segments_of(from.length); ++segment)
+        for (int segment = 0; segment < int(segments_of(from.length)); ++segment)
             write(kept_share(from, segment), from, to, at.inner, segment, by.shift, result);
     }
 }

@@ -147,7 +147,7 @@ def _lanes(plan: _Plan, width: int, size: int, place: int, aligned: bool) -> int
     while lanes > least and lanes % 2 == 0 and -(-lines * across // lanes) < _ENOUGH_BLOCKS:
         lanes //= 2
     if lanes == across:
-        lanes *= min(most // across, lines)         # whole lines of columns
+        lanes *= min(most // across, lines)  # whole lines of columns
     return lanes
 
 

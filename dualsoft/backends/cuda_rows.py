@@ -54,13 +54,11 @@ class Shape(NamedTuple):
 # Longer rows need more threads, and more elements a thread before that. What float64 arithmetic holds takes twice the
 # registers.
 _SHAPES = {
-    name: (Shape(8, 8), Shape(32, 8), *(Shape(group, items) for group in (32, 128, 256, 512)))
+    name: (Shape(8, 8), Shape(32, 8), *(Shape(group, items) for group in (32, 128, 256)))
     for name, items in (("narrow", 32), ("wide", 16))
 }
 _SEGMENTS = {"narrow": Shape(256, 32), "wide": Shape(256, 16)}
-"""Longer rows go segment by segment, each in the registers of a block; these give segments half the length of the
-longest rows in one piece, and leave registers for more than them. Whether a row is kept in shared memory or read twice,
-its segments are the same."""
+"""Longer rows go segment by segment, the same segments whether a row is kept in shared memory or read twice."""
 _MOST_PARTS = 1024
 _SMALLEST_BLOCK = 128
 
@@ -143,7 +141,7 @@ class _Input(NamedTuple):
     """x, where, the scale by row, the scale of all."""
     at: Layout
     is_plain: bool
-    """Whether nothing is hidden or scaled and rows are contiguous and aligned."""
+    """Whether nothing is hidden and rows are contiguous."""
     code: int
 
     def parts(self, width: str) -> tuple[int, int]:
@@ -157,7 +155,7 @@ def _input(problem: Any, out: Array, weight: Array | None, sign: Array | None) -
     x, where = problem.x, problem.where
     factors, factor = _factors(problem.scale)
     at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
-    is_plain = where is None and factors is None and factor == 1 and _is_direct(at, 0, x)
+    is_plain = where is None and _is_contiguous(at, 0, x)
     return _Input((x, where, factors, factor), at, is_plain, problem.x_code)
 
 
@@ -167,7 +165,7 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     given = _input(problem, out, None, None)
     at, width = given.at, _width(given.code, out_code)
     shape = shape_for(at.n, width)
-    direct = given.is_plain and _is_direct(at, 1, out, shape or _SEGMENTS[width], given.code)
+    direct = given.is_plain and _is_contiguous(at, 1, out)
     if shape is not None:
         variant = _softmax_variant(shape, given.code, out_code, direct, log)
         yield _launch(variant, shape, at.rows, (*given.arguments, out, at.struct))
@@ -175,7 +173,9 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
         direct and _BYTES[given.code] > 1 and (kept := _whole_chunks(at.n * _BYTES[given.code])) <= device.dynamic_limit
     ):
         variant = _kept_variant(given.code, out_code, log)
-        yield _launch(variant, _SEGMENTS[width], at.rows, (x, out, at.struct))._replace(shared=kept)
+        yield _launch(variant, _SEGMENTS[width], at.rows, (x, *given.arguments[2:], out, at.struct))._replace(
+            shared=kept
+        )
     else:
         yield from _softmax_of_long_rows(problem, given, direct, device)
 
@@ -275,7 +275,7 @@ def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
     given = _input(problem, out, m, rest)
     at, width = given.at, _width(given.code, out_code)
     shape = next((short for short in _SHAPES[width][:2] if at.n <= short.length), _SEGMENTS[width])
-    direct = given.is_plain and _is_direct(at, 1, out, shape, given.code)
+    direct = given.is_plain and _is_contiguous(at, 1, out)
     units = at.rows * -(-at.n // shape.length)
     variant = _normalize_variant(shape, given.code, out_code, direct, False)
     last = (at.struct, np.int64(0), np.int64(at.rows))
@@ -299,12 +299,11 @@ def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-def _is_direct(at: Layout, operand: int, array: Array, shape: Shape | None = None, x_code: int = F64) -> bool:
-    """Return whether the rows of an operand are contiguous and each chunk lies where one access of its size may go."""
+def _is_contiguous(at: Layout, operand: int, array: Array) -> bool:
+    """Return whether the rows of an operand are contiguous and its elements lie at multiples of their size."""
     size = array.dtype.itemsize
-    chunk = 16 if shape is None else min(16, size * min(16 // _BYTES[x_code], shape.items))
     contiguous = at.steps[operand] == size or at.n == 1
-    return contiguous and at.alignment[operand] % chunk == 0 and array.data.ptr % chunk == 0
+    return contiguous and at.alignment[operand] % size == 0 and array.data.ptr % size == 0
 
 
 def _launch(variant: Variant, shape: Shape, units: int, arguments: tuple[Any, ...]) -> Launch:
