@@ -7,16 +7,13 @@
 //                      DS_GROUP     threads a row          DS_CHUNK, DS_SLOTS   elements a chunk, chunks a thread
 //                      DS_DIRECT    1: rows are contiguous and nothing is hidden; accesses of 16 bytes
 #pragma once
+#include "arithmetic.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
-#include "pair.cuh"
 #include "unaligned.cuh"
 
 namespace ds {
 
-typedef DS_X x_type;
-typedef DS_Y y_type;
-typedef compute_of<x_type, y_type> compute;
 typedef group<DS_GROUP> team;
 
 constexpr int ITEMS = DS_CHUNK * DS_SLOTS;              // elements a thread
@@ -24,7 +21,6 @@ constexpr int SEGMENT = ITEMS * DS_GROUP;
 constexpr int BLOCK = DS_GROUP > 128 ? DS_GROUP : 128;
 constexpr int BLOCKS_AT_ONCE = BLOCK == 128 ? 3 : 1;    // of a multiprocessor: what more of them leave too few registers for
 constexpr int ROWS_A_BLOCK = BLOCK / DS_GROUP;
-constexpr bool ROUGH = IS_HALF<x_type> && IS_HALF<y_type>;
 
 struct inputs {
     const char* x;
@@ -159,31 +155,6 @@ DS_DEVICE compute largest(const share& mine) {
     return team::reduce(m, maximum());
 }
 
-// Adds up one thread's terms: float32 in four strands, float64 with its errors.
-struct accumulator_f32 {
-    f32 strand[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    DS_DEVICE void add_term(int i, f32 term) { strand[i % 4] = add(strand[i % 4], term); }
-    DS_DEVICE f64 total() const { return widen(add(add(strand[0], strand[1]), add(strand[2], strand[3]))); }
-};
-struct accumulator_f64 {
-    twofold sum = {0.0, 0.0};
-    DS_DEVICE void add_term(int, f64 term) { sum = sum + term; }
-    DS_DEVICE twofold total() const { return sum; }
-};
-typedef choose<sizeof(compute) == 4, accumulator_f32, accumulator_f64>::type accumulator;
-
-struct precise { template <class C> DS_DEVICE C operator()(C x) const { return exponential(x); } };
-struct rough {
-    DS_DEVICE f32 operator()(f32 x) const { return exponential_rough(x); }
-    DS_DEVICE f64 operator()(f64 x) const { return exponential(x); }
-};
-
-// What exp(x - m) subtracts: m, or 0 where all is -inf.
-DS_DEVICE compute shift_by_largest(compute m) { return m == compute(-infinity()) ? compute(0) : m; }
-DS_DEVICE compute shift_for_logarithm(compute m) {
-    return -ZERO_SHIFT < m && m < ZERO_SHIFT ? compute(0) : shift_by_largest(m);
-}
-
 // The sums of a segment whose largest element is m. With `keep` the elements give way to their exponentials.
 template <bool keep, class Exponential> DS_DEVICE sums<compute> add_up(share& mine, compute m, compute shift, Exponential exponential_of) {
     accumulator sum;
@@ -198,9 +169,6 @@ template <bool keep, class Exponential> DS_DEVICE sums<compute> add_up(share& mi
     }
     return team::reduce(sums<compute>{sum.total(), count}, plus());
 }
-
-// Where rough exponentials leave so little that those below 2^-126, which they take for 0, may show.
-constexpr f64 LITTLE = 0x1p-60;
 
 // Whether a condition, the same in all threads of a team, holds for any of those that go together. Where teams share a warp they have to.
 DS_DEVICE bool any_in_team(bool condition) { return DS_GROUP < 32 ? __any_sync(ALL_LANES, condition) != 0 : condition; }

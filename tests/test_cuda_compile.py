@@ -22,8 +22,16 @@ CHOSEN = (
     cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
 )
 
-REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16}
-"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor."""
+REGISTERS = {
+    "softmax_rows": 184,
+    "logsumexp_rows": 184,
+    "softmax_columns": 208,
+    "logsumexp_columns": 216,
+    "normalize_columns": 208,
+    "probe": 16,
+}
+"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
+up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy."""
 
 _LONGEST_LOG = "softmax_rows[x=f32, y=f32, group=512, chunk=4, slots=8, direct=1, tiled=0, log=1]"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
@@ -37,6 +45,7 @@ SUBROUTINES = {
     "div_rn_f64_full": "quotients in float64, the same",
     "offset_along_axes": "the place of a row or element along several axes",
     "div_s64": "the same",
+    "exponential_above": "exponentials of what lies above the m of a state",
     "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
     "shflsync_bfly": "shuffles of tiled rows up to sm_89: the loop over segments hides that all lanes are there",
     "rem_s64": "the same",
@@ -111,6 +120,8 @@ def test_blocks_fit(found: tuple[Code, ...]) -> None:
 def accesses_due(variant: Variant) -> dict[str, int]:
     """The widest accesses of a variant whose rows lie contiguous and aligned: one or more for each chunk, each way."""
     macros = dict(variant.defines)
+    if int(macros.get("DS_WIDTH", 1)) > 1:
+        return {"LDG.128": 8} | ({} if variant.kernel == "logsumexp_columns" else {"STG.128": 8})
     if not int(macros.get("DS_DIRECT", 0)):
         return {}
     due = {}
@@ -164,7 +175,9 @@ def test_half_types_take_no_float64_exponential(found: tuple[Code, ...]) -> None
         for macros in [dict(code.variant.defines)]
         if BYTES.get(str(macros.get("DS_X", "")).removeprefix("ds::")) == 2
         and BYTES.get(str(macros.get("DS_Y", "")).removeprefix("ds::")) == 2
-        and code.counts["MUFU"] < int(macros["DS_CHUNK"]) * int(macros["DS_SLOTS"])
+        and not (code.variant.kernel == "normalize_columns" and macros["DS_LOG"])
+        and code.counts["MUFU"]
+        < int(macros.get("DS_WIDTH", macros.get("DS_CHUNK", 0))) * int(macros.get("DS_SLOTS", 8))
     )
 
 

@@ -43,6 +43,7 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
+    {"backends.cuda_columns"},
     {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows"},
     {"backends.cuda_launch"},
     {"backends.nvrtc", "backends.cuda_layout"},

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_rows, nvrtc
+from dualsoft.backends import Backend, cuda_columns, cuda_rows, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -20,11 +20,19 @@ OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
 _OLDEST_CUPY = 13
 
-_LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
-    SoftmaxProblem: cuda_rows.softmax,
-    LogSumExpProblem: cuda_rows.logsumexp,
-    StateProblem: cuda_rows.state,
-    NormalizeProblem: cuda_rows.normalize,
+Table = Callable[[Any, Device], Iterable[Launch]]
+
+
+def _by_layout(rows: Table, columns: Table) -> Table:
+    """Return the table of both: each problem goes to the one whose kernels suit its layout."""
+    return lambda problem, device: (columns if cuda_columns.serves(problem) else rows)(problem, device)
+
+
+_LAUNCHES: dict[type, Table] = {
+    SoftmaxProblem: _by_layout(cuda_rows.softmax, cuda_columns.softmax),
+    LogSumExpProblem: _by_layout(cuda_rows.logsumexp, cuda_columns.logsumexp),
+    StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
+    NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
 }
 
 _PROBE = Variant("probe.cu", "probe", ())
@@ -63,7 +71,8 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = list(cuda_rows.variants(tuple(codes)))
+        listed = tuple(codes)
+        wanted = [*cuda_rows.variants(listed), *cuda_columns.variants(listed)]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)

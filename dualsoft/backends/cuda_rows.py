@@ -154,7 +154,7 @@ class _Input(NamedTuple):
 def _input(problem: Any, out: Array, weight: Array | None, sign: Array | None) -> _Input:
     x, where = problem.x, problem.where
     factors, factor = _factors(problem.scale)
-    at = layout_of(x.shape, problem.axes, _strides(x, out, where, factors, weight, sign))
+    at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
     is_plain = where is None and _is_contiguous(at, 0, x)
     return _Input((x, where, factors, factor), at, is_plain, problem.x_code)
 
@@ -190,7 +190,7 @@ def _softmax_of_long_rows(problem: SoftmaxProblem, given: _Input, direct: bool, 
     width = _width(given.code, out_code)
     reduced = tuple(1 if k in problem.axes else length for k, length in enumerate(out.shape))
     m, rest = device.scratch(reduced), device.scratch(reduced)
-    state = layout_of(out.shape, problem.axes, _strides(problem.x, m, None, None, None, rest))
+    state = layout_of(out.shape, problem.axes, strides_of(problem.x, m, None, None, None, rest))
     normalizing = _input(problem, out, m, rest).at
     segments = _SEGMENTS[width]
     together = max(1, device.cache // 2 // (at.n * _BYTES[given.code]))
@@ -222,8 +222,22 @@ def _states(
     variant = _parts_variant(given.code, arithmetic, given.is_plain)
     reading = (*given.arguments, scratch, given.at.struct, *rest, np.int64(parts), np.int64(length))
     yield _launch(variant, _SEGMENTS[width], rows * parts, reading)
-    writing = (scratch, np.int64(parts), *results, np.int32(is_state), at.struct, *rest)
-    yield _launch(_join_variant(out_code), Shape(32, 1), rows, writing)
+    yield joining(out_code, scratch, parts, results, is_state, at, first, rows)
+
+
+def joining(
+    out_code: int,
+    pairs: Array,
+    parts: int,
+    results: tuple[Array, Array | None],
+    is_state: bool,
+    at: Layout,
+    first: int,
+    rows: int,
+) -> Launch:
+    """Return what joins the pairs of the parts of the rows from ``first`` on."""
+    writing = (pairs, np.int64(parts), *results, np.int32(is_state), at.struct, np.int64(first), np.int64(rows))
+    return _launch(_join_variant(out_code), Shape(32, 1), rows, writing)
 
 
 def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
@@ -275,7 +289,7 @@ def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
     return scale, np.float64(1.0)
 
 
-def _strides(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
+def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     """Return the strides of the operands, 0 along axes of length 1: there they mean nothing."""
     return tuple(
         None
