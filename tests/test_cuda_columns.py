@@ -1,4 +1,4 @@
-"""Rows that are not contiguous on CUDA: what is served how, what is read, and that bits depend on a row alone."""
+"""Rows that are not contiguous on the CUDA backend: right, read once, and with bits that depend on a row alone."""
 
 from typing import Any
 
