@@ -116,11 +116,12 @@ def _join_variant(out_code: int) -> Variant:
 
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need, results of the same dtype."""
+    for out_code in dict.fromkeys(out for code in codes for out in (code, _state_code(code))):
+        yield _join_variant(out_code)
     for code in codes:
         width, arithmetic = _width(code, code), _state_code(code)
         for log in (False, True):
             yield _kept_variant(code, code, log)
-        yield _join_variant(code)
         for direct in (True, False):
             for shape in _SHAPES[width]:
                 yield _softmax_variant(shape, code, code, direct, False)
