@@ -22,7 +22,10 @@ CHOSEN = (
     cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
 )
 
-REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16}
+REGISTERS = {
+    **{"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16},
+    **{"weighted_rows": 128, "weighted_join": 96},
+}
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor."""
 
 _LONGEST_LOG = "softmax_rows[x=f32, y=f32, group=512, chunk=4, slots=8, direct=1, tiled=0, log=1]"

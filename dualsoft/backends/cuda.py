@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_rows, nvrtc
+from dualsoft.backends import Backend, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -22,8 +22,12 @@ _OLDEST_CUPY = 13
 
 _LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
     SoftmaxProblem: cuda_rows.softmax,
-    LogSumExpProblem: cuda_rows.logsumexp,
+    LogSumExpProblem: lambda problem, device: (
+        cuda_rows if problem.b is None else cuda_weighted
+    ).logsumexp(problem, device),
 }
+
+_TABLES = (cuda_rows, cuda_weighted)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
@@ -61,7 +65,7 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = list(cuda_rows.variants(tuple(codes)))
+        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes))]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)
@@ -70,11 +74,7 @@ class Kernels:
     def accepts(self, work: Any) -> bool:
         """Return whether a problem, or an array, is one that these kernels serve."""
         if type(work) in _LAUNCHES:
-            return (
-                isinstance(work.x, self.cp.ndarray)
-                and work.x_code in STORAGE
-                and not (type(work) is LogSumExpProblem and work.b is not None)
-            )
+            return isinstance(work.x, self.cp.ndarray) and work.x_code in STORAGE
         known = find_format(work.dtype) if isinstance(work, self.cp.ndarray) else None
         return known is not None and known.code in STORAGE
 

@@ -99,8 +99,8 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
 def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output."""
     x, out, axes, _, scale, where, x_code, out_code, log = problem
-    factors, factor = _factors(scale)
-    at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, None))
+    factors, factor = factors_of(scale)
+    at = layout_of(x.shape, axes, strides_of(x, out, where, factors, None, None))
     shape = shape_for(at.n, _width(x_code, out_code))
     plain = where is None and factors is None and factor == 1
     direct = plain and _is_direct(at, 0, x) and _is_direct(at, 1, out, shape, x_code)
@@ -111,22 +111,22 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
 def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output, and its sign."""
     x, out, axes, _, scale, where, x_code, out_code, sign, _, _ = problem
-    factors, factor = _factors(scale)
-    at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, sign))
+    factors, factor = factors_of(scale)
+    at = layout_of(x.shape, axes, strides_of(x, out, where, factors, None, sign))
     shape = shape_for(at.n, _width(x_code, out_code))
     direct = where is None and factors is None and factor == 1 and _is_direct(at, 0, x)
     variant = _variant("logsumexp_rows", shape, x_code, out_code, direct, False)
     yield _launch(variant, shape, at, (x, where, factors, factor, out, sign, at.struct))
 
 
-def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
+def factors_of(scale: float | Array | None) -> tuple[Array | None, np.float64]:
     """Return the scale by row, if it is one, and else the scale of all, 1 where there is none."""
     if scale is None or isinstance(scale, float):
         return None, np.float64(1.0 if scale is None else scale)
     return scale, np.float64(1.0)
 
 
-def _strides(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
+def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     """Return the strides of the operands, 0 along axes of length 1: there they mean nothing."""
     return tuple(
         None
