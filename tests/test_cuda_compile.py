@@ -24,7 +24,7 @@ CHOSEN = (
 
 REGISTERS = {
     **{"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16},
-    **{"weighted_rows": 128, "weighted_join": 96},
+    **{"weighted_rows": 128, "weighted_join": 96, "cumulative_rows": 128},
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor."""
 

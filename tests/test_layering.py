@@ -43,7 +43,13 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows", "backends.cuda_weighted"},
+    {
+        "backends.reference_complex",
+        "backends.reference_attention",
+        "backends.cuda_rows",
+        "backends.cuda_weighted",
+        "backends.cuda_cumulative",
+    },
     {"backends.cuda_launch"},
     {"backends.nvrtc", "backends.cuda_layout"},
     {"backends"},
@@ -63,6 +69,7 @@ WITHIN_A_LAYER = {
     ("algorithms", "attention_algorithms"),
     ("attention", "attention_state"),
     ("backends.cuda_weighted", "backends.cuda_rows"),
+    ("backends.cuda_cumulative", "backends.cuda_rows"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}

@@ -124,7 +124,7 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 }
 
 
-SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp")
+SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp")
 
 
 def on(backend: str, case: Case) -> Case:

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
-from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
+from dualsoft.problem import CumulativeProblem, LogSumExpProblem, SoftmaxProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -22,12 +22,13 @@ _OLDEST_CUPY = 13
 
 _LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
     SoftmaxProblem: cuda_rows.softmax,
-    LogSumExpProblem: lambda problem, device: (
-        cuda_rows if problem.b is None else cuda_weighted
-    ).logsumexp(problem, device),
+    LogSumExpProblem: lambda problem, device: (cuda_rows if problem.b is None else cuda_weighted).logsumexp(
+        problem, device
+    ),
+    CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
 }
 
-_TABLES = (cuda_rows, cuda_weighted)
+_TABLES = (cuda_rows, cuda_weighted, cuda_cumulative)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
