@@ -28,6 +28,13 @@ REGISTERS = {
     "softmax_columns": 208,
     "logsumexp_columns": 216,
     "normalize_columns": 208,
+    "softmax_kept": 128,
+    "parts_of_rows": 184,
+    "join_parts": 64,
+    "normalize_rows": 184,
+    "weighted_rows": 128,
+    "weighted_join": 96,
+    "cumulative_rows": 128,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has

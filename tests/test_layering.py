@@ -43,7 +43,7 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_columns"},
+    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
     {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows"},
     {"backends.cuda_launch"},
     {"backends.nvrtc", "backends.cuda_layout"},
@@ -63,6 +63,8 @@ WITHIN_A_LAYER = {
     ("algorithms", "state"),
     ("algorithms", "attention_algorithms"),
     ("attention", "attention_state"),
+    ("backends.cuda_weighted", "backends.cuda_rows"),
+    ("backends.cuda_cumulative", "backends.cuda_rows"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}

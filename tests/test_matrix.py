@@ -124,7 +124,7 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 }
 
 
-SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "state", "normalize")
+SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "state", "normalize", "cumulative_logsumexp")
 
 
 def on(backend: str, case: Case) -> Case:

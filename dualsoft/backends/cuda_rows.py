@@ -154,7 +154,7 @@ class _Input(NamedTuple):
 
 def _input(problem: Any, out: Array, weight: Array | None, sign: Array | None) -> _Input:
     x, where = problem.x, problem.where
-    factors, factor = _factors(problem.scale)
+    factors, factor = factors_of(problem.scale)
     at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
     is_plain = where is None and _is_contiguous(at, 0, x)
     return _Input((x, where, factors, factor), at, is_plain, problem.x_code)
@@ -283,7 +283,7 @@ def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
     yield _launch(variant, shape, units, (*given.arguments, m, rest, out, *last))
 
 
-def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
+def factors_of(scale: float | Array | None) -> tuple[Array | None, np.float64]:
     """Return the scale by row, if it is one, and else the scale of all, 1 where there is none."""
     if scale is None or isinstance(scale, float):
         return None, np.float64(1.0 if scale is None else scale)
