@@ -10,6 +10,8 @@ from dualsoft.attention import attention, attention_paged, attention_state, atte
 from dualsoft.attention_state import AttentionState
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
+from dualsoft.gradients import log_softmax_backward, logsumexp_backward, softmax_backward
+from dualsoft.losses import cross_entropy, cross_entropy_backward
 from dualsoft.registry import backend_for, backends, register_backend, use_backend, warmup
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
@@ -33,15 +35,20 @@ __all__ = [
     "attention_varlen",
     "backend_for",
     "backends",
+    "cross_entropy",
+    "cross_entropy_backward",
     "cumulative_logsumexp",
     "get_num_threads",
     "log_softmax",
+    "log_softmax_backward",
     "logsumexp",
+    "logsumexp_backward",
     "merge",
     "num_threads",
     "register_backend",
     "set_num_threads",
     "softmax",
+    "softmax_backward",
     "softmax_state",
     "trace",
     "use_backend",
