@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualsoft.accuracy import unit_roundoff
-from dualsoft.arguments import Shape, integer_of, real, reduced_shape
+from dualsoft.arguments import Shape, integer_of, kept_shape, real, reduced_shape
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, on_device_of, same_kind
 from dualsoft.attention_arguments import bounds, number_of
 from dualsoft.dtypes import FLOAT64, Format, find_format, is_float
@@ -90,41 +90,40 @@ def ignored_of(ignore_index: object) -> int | None:
     return index if -(2**63) <= index < 2**63 else None
 
 
-def labels_of(labels: object, logits: Array, axis: int, classes: int, ignored: int | None) -> Array:
-    """Return class indices as int64, with the axis kept, or probabilities as they are.
+def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: int | None) -> tuple[Array, int]:
+    """Return class indices as int64 with the axis kept, and -1; or probabilities as they are, and their dtype code.
 
-    Indices get memory of their own: nobody can change them between this check and their use. NumPy's may stand beside
-    CuPy logits, and stay NumPy's.
+    ``shape`` is that of the logits. Indices get memory of their own: nobody can change them between this check and
+    their use. NumPy's may stand beside CuPy data, and stay NumPy's.
 
     Raises
     ------
     TypeError
-        For other dtypes, and for CuPy labels beside NumPy logits.
+        For other dtypes, and for CuPy labels beside NumPy data.
     ValueError
         For shapes that do not fit, and for indices out of range that the host can see.
     """
     array = labels if type(labels) is _ndarray else as_array(labels, "labels")
-    if type(array) is not _ndarray and not is_cupy(logits):
-        raise TypeError("labels is a CuPy array and logits a NumPy array: arrays are never moved silently, convert one")
-    shape = logits.shape[:axis] + logits.shape[axis + 1 :]
+    if type(array) is not _ndarray and not is_cupy(beside):
+        raise TypeError("labels is a CuPy array beside NumPy arrays: arrays are never moved silently, convert one")
+    reduced = shape[:axis] + shape[axis + 1 :]
     # An empty list has NumPy's default dtype, which says nothing.
-    is_index = array.dtype.kind in "iu" or (array.size == 0 and array.shape == shape and not isinstance(labels, _ndarray))
+    is_index = array.dtype.kind in "iu" or (array.shape == reduced and not array.size and type(labels) is list)
     if not is_index and not is_float(array.dtype):
         raise TypeError(
             f"labels must be integers (class indices) or floating-point numbers (probabilities), got dtype {array.dtype}"
         )
-    if is_index and array.shape != shape:
-        hint = "; probabilities must be floating-point" if array.shape == logits.shape else ""
-        raise ValueError(
-            f"labels that are class indices must have the logits' shape without axis {axis}, {shape}, "
-            f"got {array.shape}{hint}"
-        )
     if not is_index:
-        return _probabilities(array, logits, axis, classes, ignored)
+        return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code
+    if array.shape != reduced:
+        hint = "; probabilities must be floating-point" if array.shape == shape else ""
+        raise ValueError(
+            f"labels that are class indices must have the shape of the losses, {reduced}, got {array.shape}{hint}"
+        )
     indices = array.astype(INT64)
     if type(array) is _ndarray and array.size:
-        _check_range(array if array.dtype.kind == "u" else indices, classes, ignored)
-    return indices.reshape(shape[:axis] + (1,) + shape[axis:])
+        _check_range(array if array.dtype.kind == "u" else indices, shape[axis], ignored)
+    return indices.reshape(kept_shape(shape, (axis,))), -1
 
 
 def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
@@ -141,18 +140,18 @@ def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
         raise ValueError(f"labels must be within [0, {classes}){other}, got {indices[at]} at [{place}]")
 
 
-def _probabilities(array: Array, logits: Array, axis: int, classes: int, ignored: int | None) -> Array:
-    if array.shape != logits.shape:
-        hint = "; class indices must be integers" if array.ndim == logits.ndim - 1 else ""
+def _probabilities(array: Array, beside: Array, shape: Shape, axis: int, ignored: int | None) -> Array:
+    if array.shape != shape:
+        hint = "; class indices must be integers" if array.ndim == len(shape) - 1 else ""
         raise ValueError(
-            f"labels that are probabilities must have the shape of the logits, {logits.shape}, got {array.shape}{hint}"
+            f"labels that are probabilities must have the shape of the logits, {shape}, got {array.shape}{hint}"
         )
-    if ignored is not None and 0 <= ignored < classes:
+    if ignored is not None and 0 <= ignored < shape[axis]:
         raise ValueError(
             f"ignore_index={ignored} names a class, but labels are probabilities, of which no row can be ignored: "
             f"leave it out"
         )
-    return same_kind(array, "labels", logits, "logits")
+    return same_kind(array, "labels", beside, "the input")
 
 
 def counted(labels: Array, is_index: bool, rows: int, ignored: int | None) -> int:

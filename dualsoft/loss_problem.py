@@ -109,14 +109,13 @@ def loss_dtype(natural: DType) -> DType:
     return natural if natural.itemsize >= 4 else FLOAT32
 
 
-def targets_of(
-    logits: Array, along: int, labels: object, ignore_index: object, label_smoothing: object, z_loss: object,
-    reduction: object,
+def checked_targets(
+    beside: Array, shape: tuple[int, ...], along: int, labels: object, ignore_index: object, label_smoothing: object,
+    z_loss: object, reduction: object,
 ) -> Targets:  # fmt: skip
-    """Judge what a loss compares the logits with."""
+    """Judge what logits of ``shape``, of the kind of array that ``beside`` is, are compared with."""
     ignored = single.ignored_of(ignore_index)
-    checked = single.labels_of(labels, logits, along, logits.shape[along], ignored)
-    code = -1 if checked.shape != logits.shape or checked.dtype.kind == "i" else single.format_of(checked, "labels").code
+    checked, code = single.labels_of(labels, beside, shape, along, ignored)
     smoothing, factor = single.smoothing_of(label_smoothing), single.z_loss_of(z_loss)
     return Targets(checked, code, ignored, smoothing, factor, single.reduction_of(reduction))
 
@@ -130,7 +129,7 @@ def cross_entropy_problem(
     array = as_array(logits, "logits")
     known = single.format_of(array, "logits")
     along = arguments.one_axis(axis, array.ndim)
-    targets = targets_of(array, along, labels, ignore_index, label_smoothing, z_loss, reduction)
+    targets = checked_targets(array, array.shape, along, labels, ignore_index, label_smoothing, z_loss, reduction)
     kept = arguments.kept_shape(array.shape, (along,))
     dtype = loss_dtype(known.result)
     xp = module_of(array)
@@ -148,7 +147,7 @@ def cross_entropy_gradient_problem(
     array = as_array(logits, "logits")
     known = single.format_of(array, "logits")
     along = arguments.one_axis(axis, array.ndim)
-    targets = targets_of(array, along, labels, ignore_index, label_smoothing, z_loss, reduction)
+    targets = checked_targets(array, array.shape, along, labels, ignore_index, label_smoothing, z_loss, reduction)
     kept = arguments.kept_shape(array.shape, (along,))
     pair = single.logarithm_of(lse, kept, (along,), array)
     factor = grad_of_loss(grad, targets, kept, (along,), array)

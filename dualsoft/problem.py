@@ -16,6 +16,7 @@ from dualsoft import arguments
 from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
+from dualsoft.linear_problem import LinearProblem
 from dualsoft.loss_problem import LossProblem
 
 _ndarray = np.ndarray
@@ -107,6 +108,7 @@ Problem = (
     | CumulativeProblem
     | AttentionProblem
     | LossProblem
+    | LinearProblem
 )
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft import dtypes, isa
+from dualsoft import dtypes, isa, linear_chunks
 from dualsoft.arrays import Array, is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.dtypes import BF16, F64
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (
     CrossEntropyGradientProblem,
     CrossEntropyProblem,
@@ -144,6 +145,11 @@ def _softmax_gradient(kernels: ModuleType, problem: SoftmaxGradientProblem) -> N
     )
 
 
+def _blocks_by(kernels: ModuleType) -> Callable[[Any], None]:
+    """Return what answers the problems of one block of a product."""
+    return lambda problem: _CALLS[type(problem)](kernels, problem)
+
+
 _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     SoftmaxProblem: _softmax,
     LogSumExpProblem: _logsumexp,
@@ -155,6 +161,8 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     CrossEntropyGradientProblem: _cross_entropy_gradient,
     LogSumExpGradientProblem: _logsumexp_gradient,
     SoftmaxGradientProblem: _softmax_gradient,
+    LinearCrossEntropyProblem: lambda kernels, problem: linear_chunks.cross_entropy(problem, _blocks_by(kernels)),
+    LinearGradientProblem: lambda kernels, problem: linear_chunks.gradients(problem, _blocks_by(kernels)),
 }
 
 

@@ -18,12 +18,15 @@ from dualsoft.backends.reference_complex import complex_logsumexp
 from dualsoft.backends.reference_losses import (
     cross_entropy,
     cross_entropy_gradient,
+    linear_cross_entropy,
+    linear_gradients,
     logsumexp_gradient,
     softmax_gradient,
 )
 from dualsoft.backends.reference_rows import Array, Rows, exponentials, maximum_and_rest, scaled_rows, sum_rows, to_rows
 from dualsoft.backends.reference_rows import widened, write
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (
     CrossEntropyGradientProblem,
     CrossEntropyProblem,
@@ -162,6 +165,8 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     CrossEntropyGradientProblem: cross_entropy_gradient,
     LogSumExpGradientProblem: logsumexp_gradient,
     SoftmaxGradientProblem: softmax_gradient,
+    LinearCrossEntropyProblem: linear_cross_entropy,
+    LinearGradientProblem: linear_gradients,
 }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from dualsoft.backends.reference_rows import Array, Rows, exponentials, maximum_and_rest, scaled_rows, sum_rows, to_rows
 from dualsoft.backends.reference_rows import widened, write
-from dualsoft.dtypes import DType
+from dualsoft.dtypes import F64, FLOAT64, DType
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem, Operands
 from dualsoft.loss_problem import (
     CrossEntropyGradientProblem,
     CrossEntropyProblem,
@@ -118,3 +119,32 @@ def pair_rows(problem: Any, rows: Rows, compute: DType) -> tuple[Rows, Rows]:
 def factor_rows(factor: float | Array, axes: tuple[int, ...], compute: DType) -> Any:
     """Return a factor of each row as a column, or as one number."""
     return widened(factor, axes, compute) if isinstance(factor, np.ndarray) else compute.type(factor)
+
+
+def linear_cross_entropy(problem: LinearCrossEntropyProblem, compute: DType) -> None:
+    """Write the loss of logits that are stored whole, as float64 numbers."""
+    logits = _product(problem.operands, compute)
+    cross_entropy(CrossEntropyProblem(logits, problem.out, (1,), 2, F64, F64, problem.targets, problem.lse), compute)
+
+
+def linear_gradients(problem: LinearGradientProblem, compute: DType) -> None:
+    """Write the gradients of hidden, weight and bias."""
+    operands, grad = problem.operands, problem.grad
+    logits = _product(operands, compute)
+    whole = CrossEntropyGradientProblem(
+        *(logits, np.empty_like(logits), (1,), 2, F64, F64, problem.targets, problem.lse, grad)
+    )
+    cross_entropy_gradient(whole, compute)
+    _, counts = _targets(problem.targets, (1,), logits.shape, compute)
+    hidden = np.where(counts, operands.hidden.astype(FLOAT64), 0)
+    problem.hidden[...] = (whole.out @ operands.weight.astype(FLOAT64)).astype(problem.hidden.dtype)
+    problem.hidden[~counts[:, 0]] = 0
+    problem.weight[...] = (whole.out.T @ hidden).astype(problem.weight.dtype)
+    if problem.bias is not None:
+        problem.bias[...] = whole.out.sum(0).astype(problem.bias.dtype)
+
+
+def _product(operands: Operands, compute: DType) -> Array:
+    hidden, weight = (array.astype(FLOAT64).astype(compute) for array in (operands.hidden, operands.weight))
+    logits = hidden @ weight.T
+    return (logits if operands.bias is None else logits + operands.bias.astype(compute)).astype(FLOAT64)
