@@ -46,8 +46,8 @@ def softmax_backward(
 
     Notes
     -----
-    Elements that ``where`` leaves out get the gradient 0, whatever they and their ``grad`` hold. The bound on the error is
-    ``accuracy.bound("softmax_backward", ...)``.
+    Elements that ``where`` leaves out get the gradient 0, whatever they and their ``grad`` hold. The bound on the error
+    is ``accuracy.bound("softmax_backward", ...)``.
 
     Examples
     --------
@@ -96,8 +96,8 @@ def log_softmax_backward(
 
     Notes
     -----
-    Elements that ``where`` leaves out get the gradient 0, whatever they and their ``grad`` hold. The bound on the error is
-    ``accuracy.bound("log_softmax_backward", ...)``.
+    Elements that ``where`` leaves out get the gradient 0, whatever they and their ``grad`` hold. The bound on the error
+    is ``accuracy.bound("log_softmax_backward", ...)``.
 
     Examples
     --------
@@ -156,9 +156,9 @@ def logsumexp_backward(
     Notes
     -----
     A row whose ``lse`` is -inf gets the gradient 0; so do elements of weight 0, and those that ``where`` leaves out,
-    whatever they hold. In a row with +inf the gradient is NaN at the infinities and 0 elsewhere. Where ``lse`` was rounded
-    so far that the gradient would show it (it is large, or of a half type), the row's own takes its place, unless that
-    differs by more than rounding. The bound on the error is ``accuracy.bound("logsumexp_backward", ...)``.
+    whatever they hold. In a row with +inf the gradient is NaN at the infinities and 0 elsewhere. Where ``lse`` was
+    rounded so far that the gradient would show it (it is large, or of a half type), the row's own takes its place,
+    unless that differs by more than rounding. The bound on the error is ``accuracy.bound("logsumexp_backward", ...)``.
 
     Examples
     --------

@@ -108,7 +108,7 @@ def _losses(sums: _Sums, targets: Targets, classes: int) -> Array:
 
 
 def gradients(problem: LinearGradientProblem, run: Run) -> None:
-    """Write the gradients of hidden, weight and bias: the logits of a block are computed again and become its gradient."""
+    """Write the gradients of hidden, weight and bias: a block's logits are computed again and become its gradient."""
     operands, targets = problem.operands, problem.targets
     xp = module_of(problem.x)
     with on_device_of(problem.x), np.errstate(all="ignore"):

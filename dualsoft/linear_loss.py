@@ -61,9 +61,10 @@ def linear_cross_entropy(
 
     Notes
     -----
-    Blocks of rows and classes are multiplied by NumPy's (CuPy's) matmul, in float32 for half types and float32, and merge as
-    running pairs (m, d): memory is that of one block. The bits are those of matmul, which may depend on the machine and
-    its threads. M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+    Blocks of rows and classes are multiplied by NumPy's (CuPy's) matmul, in float32 for half types and float32, and
+    merge as running pairs (m, d): memory is that of one block. The bits are those of matmul, which may depend on the
+    machine and its threads. M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018
+    (arXiv 1805.02867).
 
     Examples
     --------
@@ -79,9 +80,7 @@ def linear_cross_entropy(
     leading = problem.x.shape[:-1]
     loss = problem.out if problem.targets.reduction != "none" else problem.out.reshape(leading)
     return (
-        scalar_if_0d(loss)
-        if problem.lse is None
-        else (scalar_if_0d(loss), scalar_if_0d(problem.lse.reshape(leading)))
+        scalar_if_0d(loss) if problem.lse is None else (scalar_if_0d(loss), scalar_if_0d(problem.lse.reshape(leading)))
     )
 
 

@@ -113,9 +113,7 @@ def _operands(hidden: object, weight: object, bias: object) -> tuple[Array, Oper
     matrix = same_kind(weight, "weight", array, "hidden")
     single.format_of(matrix, "weight")
     if not array.ndim or matrix.ndim != 2 or matrix.shape[1] != array.shape[-1]:
-        raise ValueError(
-            f"hidden must be (..., D) and weight (V, D), got the shapes {array.shape} and {matrix.shape}"
-        )
+        raise ValueError(f"hidden must be (..., D) and weight (V, D), got the shapes {array.shape} and {matrix.shape}")
     vector = None
     if bias is not None:
         vector = same_kind(bias, "bias", array, "hidden")

@@ -111,7 +111,7 @@ def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: i
     is_index = array.dtype.kind in "iu" or (array.shape == reduced and not array.size and type(labels) is list)
     if not is_index and not is_float(array.dtype):
         raise TypeError(
-            f"labels must be integers (class indices) or floating-point numbers (probabilities), got dtype {array.dtype}"
+            f"labels must be integers (class indices) or floating-point (probabilities), got dtype {array.dtype}"
         )
     if not is_index:
         return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code

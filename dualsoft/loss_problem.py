@@ -86,7 +86,7 @@ class LogSumExpGradientProblem(NamedTuple):
 
 
 class SoftmaxGradientProblem(NamedTuple):
-    """``out = factor·x·(grad - sum grad·x)``, or of log_softmax ``factor·(grad - exp(x)·sum grad)``; x is its result."""
+    """``out = factor·x·(grad - sum grad·x)``, with ``log`` ``factor·(grad - exp(x)·sum grad)``; x is the result."""
 
     x: Array
     out: Array
@@ -184,10 +184,11 @@ def logsumexp_gradient_problem(
         weights = arguments.broadcast(weights, array.shape, "b", "the shape of a,")
     pair = single.logarithm_of(lse, kept, axes, array)
     outer = single.row_factor(grad, kept, axes, array)
-    if sign is not None:
-        outer = outer * single.row_factor(sign, kept, axes, array, "sign")
-    if factor is not None:
-        outer = outer * factor
+    with on_device_of(array), np.errstate(all="ignore"):
+        if sign is not None:
+            outer = outer * single.row_factor(sign, kept, axes, array, "sign")
+        if factor is not None:
+            outer = outer * factor
     second = () if weights is None else (weights,)
     target = _target(out, array.shape, known.result, array, second, (visible, factor, pair.m, pair.rest, outer))
     return LogSumExpGradientProblem(
@@ -215,11 +216,11 @@ def softmax_gradient_problem(
 
 def total_of(problem: CrossEntropyProblem, losses: Array) -> None:
     """Write the sum of the losses, float64 and contiguous, or their mean over the rows that count: NaN over none."""
-    total = np.add.reduce(losses, axis=None)
-    if problem.targets.reduction == "mean":
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        total = np.add.reduce(losses, axis=None)
+        if problem.targets.reduction == "mean":
             total = total / np.float64(problem.targets.count(losses.size))
-    problem.out[...] = total
+        problem.out[...] = total
 
 
 def share_of_row(problem: CrossEntropyGradientProblem) -> float | Array:

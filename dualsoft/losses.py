@@ -70,8 +70,8 @@ def cross_entropy(
     -----
     The logits are read once. ``lse - x[y]`` is computed as ``(m - x[y]) + log d``: it keeps its accuracy where a large
     number is common to all logits, and where it is almost 0. Sums and means are taken in float64, in one order. A label
-    whose logit is -inf costs inf; a probability 0 costs nothing there. A row with NaN, or of nothing but -inf, is NaN; a
-    row with +inf is NaN where a label is at an infinity and inf elsewhere. M. Milakov and N. Gimelshein, *Online
+    whose logit is -inf costs inf; a probability 0 costs nothing there. A row with NaN, or of nothing but -inf, is NaN;
+    a row with +inf is NaN where a label is at an infinity and inf elsewhere. M. Milakov and N. Gimelshein, *Online
     normalizer calculation for softmax*, 2018 (arXiv 1805.02867). The bound on the error is
     ``accuracy.bound("cross_entropy", ...)``.
 
@@ -82,9 +82,7 @@ def cross_entropy(
     >>> dualsoft.cross_entropy(logits, [1, 0], reduction="none").round(4).tolist()
     [0.2877, 0.6931]
     """
-    problem = cross_entropy_problem(
-        logits, labels, axis, ignore_index, label_smoothing, z_loss, reduction, return_lse
-    )
+    problem = cross_entropy_problem(logits, labels, axis, ignore_index, label_smoothing, z_loss, reduction, return_lse)
     if problem.x.size:
         run(problem)
     else:
@@ -101,7 +99,7 @@ def _without_axis(kept: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _write_empty(problem: CrossEntropyProblem) -> None:
-    """Fill in what no logits say: rows without classes are all ignored, or have probabilities of nothing, which is NaN."""
+    """Fill in what no logits say: rows without classes are all ignored, or their probabilities are of nothing: NaN."""
     x, targets = problem.x, problem.targets
     of_nothing = targets.labels_code >= 0 and math.prod(reduced_shape(x.shape, problem.axes)) > 0
     with on_device_of(x):
@@ -125,8 +123,8 @@ def cross_entropy_backward(
 ) -> Any:
     """Compute the gradient of ``cross_entropy``, ``g·(p[j]·(1 + 2·z·lse) - t[j])`` with ``p = exp(x - lse)``.
 
-    ``t`` is the smoothed label, ``(1 - e)·[j = y] + e / n``; ``g`` is ``grad``, over the number of rows that count where
-    the reduction is a mean.
+    ``t`` is the smoothed label, ``(1 - e)·[j = y] + e / n``; ``g`` is ``grad``, over the number of rows that count
+    where the reduction is a mean.
 
     Parameters
     ----------
@@ -153,10 +151,10 @@ def cross_entropy_backward(
     Notes
     -----
     One pass over the logits; the probabilities are computed from ``lse``. At the label, p - 1 keeps its relative
-    accuracy however near to 1 p is. Where ``lse`` was rounded so far that the gradient would show it (it is large, or of
-    a half type), the row's own takes its place, unless that differs by more than rounding: the lse of more classes than
-    these, for a part of the logits, stays what it is. The gradient of rows that are ignored is 0. The bound on the error
-    is ``accuracy.bound("cross_entropy_backward", ...)``.
+    accuracy however near to 1 p is. Where ``lse`` was rounded so far that the gradient would show it (it is large, or
+    of a half type), the row's own takes its place, unless that differs by more than rounding: the lse of more classes
+    than these, for a part of the logits, stays what it is. The gradient of rows that are ignored is 0. The bound on the
+    error is ``accuracy.bound("cross_entropy_backward", ...)``.
 
     Examples
     --------

@@ -120,7 +120,7 @@ def _targets(x: Array, axes: tuple[int, ...], targets: Targets) -> tuple[Any, ..
 
 
 def _cross_entropy_gradient(kernels: ModuleType, problem: CrossEntropyGradientProblem) -> None:
-    x, out, axes, mask, x_code, out_code, targets, (m, rest, roundoff), grad = problem
+    x, out, axes, mask, x_code, out_code, targets, (m, rest, roundoff), _ = problem
     labels, second, code, ignored, hard, uniform, z_loss = _targets(x, axes, targets)
     kernels.cross_entropy_gradient(
         *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, mask, labels, second, code, ignored),

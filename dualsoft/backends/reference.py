@@ -23,8 +23,17 @@ from dualsoft.backends.reference_losses import (
     logsumexp_gradient,
     softmax_gradient,
 )
-from dualsoft.backends.reference_rows import Array, Rows, exponentials, maximum_and_rest, scaled_rows, sum_rows, to_rows
-from dualsoft.backends.reference_rows import widened, write
+from dualsoft.backends.reference_rows import (
+    Array,
+    Rows,
+    exponentials,
+    maximum_and_rest,
+    scaled_rows,
+    sum_rows,
+    to_rows,
+    widened,
+    write,
+)
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
 from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (

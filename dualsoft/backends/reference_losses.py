@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.backends.reference_rows import Array, Rows, exponentials, maximum_and_rest, scaled_rows, sum_rows, to_rows
-from dualsoft.backends.reference_rows import widened, write
+from dualsoft.backends.reference_rows import (
+    Array,
+    Rows,
+    exponentials,
+    maximum_and_rest,
+    scaled_rows,
+    sum_rows,
+    to_rows,
+    widened,
+    write,
+)
 from dualsoft.dtypes import F64, FLOAT64, DType
 from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem, Operands
 from dualsoft.loss_problem import (
@@ -147,4 +156,5 @@ def linear_gradients(problem: LinearGradientProblem, compute: DType) -> None:
 def _product(operands: Operands, compute: DType) -> Array:
     hidden, weight = (array.astype(FLOAT64).astype(compute) for array in (operands.hidden, operands.weight))
     logits = hidden @ weight.T
-    return (logits if operands.bias is None else logits + operands.bias.astype(compute)).astype(FLOAT64)
+    whole: Array = (logits if operands.bias is None else logits + operands.bias.astype(compute)).astype(FLOAT64)
+    return whole

@@ -1,4 +1,4 @@
-"""Arrays as matrices whose rows are what is reduced together, and the pair (m, d - 1) of each: what the reference is made of."""
+"""What the reference is made of: matrices whose rows are reduced together, and the pair (m, d - 1) of each row."""
 
 from typing import Any
 
