@@ -1,4 +1,4 @@
-"""Losses and gradients by their formulas in a wider type, as `oracle` has the softmax family: independent of the package."""
+"""Losses and gradients by their formulas in a wider type, independent of the package, as `oracle` has the family."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The matrix of losses and gradients: every function x group of cases x dtype x backend and ISA level, against the oracle."""
+"""The matrix of losses and gradients: function x group of cases x dtype x backend and ISA level, against the oracle."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache

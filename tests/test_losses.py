@@ -1,4 +1,4 @@
-"""Losses and gradients beyond the matrix: special values, what does not count, totals, layouts, in place, bits, threads."""
+"""Losses and gradients beyond the matrix: special values, what does not count, totals, layouts, in place, bits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,9 @@ from dualsoft import accuracy
 
 Array = np.ndarray[Any, Any]
 INF, NAN = np.inf, np.nan
+STEP = 1e-5
+DIFFERENCE = 1e3 * STEP**3
+"""What a central difference is off by: the third derivatives of a few dozen elements of order 1, times the cubed step."""
 WRITABLE = [name for name in LAYOUTS if "read-only" not in name]
 
 
@@ -94,7 +97,8 @@ def test_a_probability_of_0_counts_nothing(backend: str) -> None:
 def test_smoothing_by_1_leaves_the_label_out(backend: str) -> None:
     x = np.array([[0.0, -INF], [0.0, 0.0]])
     loss = ds.cross_entropy(x, [1, 1], label_smoothing=1, reduction="none")
-    assert loss[0] == INF and loss[1] == pytest.approx(np.log(2), rel=1e-15)
+    assert loss[0] == INF
+    assert loss[1] == pytest.approx(np.log(2), rel=accuracy.unit_roundoff(np.float64) * 4)
 
 
 # ------------------------------------------------------------------ rows that do not count
@@ -138,7 +142,8 @@ def test_empty(backend: str) -> None:
     assert ds.softmax_backward(none, none, -1).shape == ds.log_softmax_backward(none, none, -1).shape == (0, 4)
     classless = np.zeros((2, 0))
     loss, lse = ds.cross_entropy(classless, [9, 9], ignore_index=9, reduction="none", return_lse=True)
-    assert loss.tolist() == [0, 0] and lse.tolist() == [-INF, -INF]
+    assert loss.tolist() == [0, 0]
+    assert lse.tolist() == [-INF, -INF]
     assert np.isnan(ds.cross_entropy(classless, np.zeros((2, 0)), reduction="none")).all()
     assert np.isnan(ds.cross_entropy(classless, np.zeros((2, 0)), reduction="sum"))
 
@@ -200,7 +205,7 @@ def test_weights_far_from_1(backend: str) -> None:
         np.testing.assert_allclose(got, [0.25, 0.75], rtol=accuracy.unit_roundoff(dt) * 256)
     signed = ds.logsumexp([0.0, np.log(3)], b=[1.0, -1.0], return_sign=True)
     got = ds.logsumexp_backward(1.0, [0.0, np.log(3)], signed[0], b=[1.0, -1.0], sign=signed[1])
-    np.testing.assert_allclose(got, [-0.5, 1.5], rtol=1e-14)
+    np.testing.assert_allclose(got, [-0.5, 1.5], rtol=accuracy.unit_roundoff(np.float64) * 64)
 
 
 def test_weights_of_0_hide(backend: str) -> None:
@@ -320,20 +325,20 @@ def test_any_options(data: st.DataObject) -> None:
     assert not (why := mismatch("cross_entropy", np.expand_dims(got, axis), want, np.float64)), why
     grad = rng.uniform(-1, 1, rows)
     found = ds.cross_entropy_backward(grad, x, labels, lse, axis, reduction="none", **options)  # type: ignore[arg-type]
-    step = rng.standard_normal(x.shape) * 1e-5
+    step = rng.standard_normal(x.shape) * STEP
 
     def loss_at(point: Array) -> Any:
         return (loss_oracle.cross_entropy(point, axis, wide, t, z_loss).value.squeeze(axis) * grad).sum()
 
     slope = (loss_at(x + step) - loss_at(x - step)) / 2
-    assert float(slope) == pytest.approx(float((found * step).sum()), abs=1e-12)
+    assert float(slope) == pytest.approx(float((found * step).sum()), abs=DIFFERENCE)
     assert oracle.wide_type(x.dtype) is wide
 
 
 def test_gradients_are_those_of_the_functions(backend: str) -> None:
     """softmax, log_softmax and logsumexp by differences of the oracle."""
     rng = np.random.default_rng(0)
-    x, grad, step = (size * rng.standard_normal((3, 4, 15)) for size in (1, 1, 1e-5))
+    x, grad, step = (size * rng.standard_normal((3, 4, 15)) for size in (1, 1, STEP))
     where, scale, axis = rng.random(x.shape) < 0.7, rng.uniform(0.5, 2, (3, 1, 1)), (1, 2)
     options: dict[str, Any] = {"where": where, "scale": scale}
     for name in ("softmax", "log_softmax"):
@@ -341,8 +346,8 @@ def test_gradients_are_those_of_the_functions(backend: str) -> None:
         found = getattr(ds, f"{name}_backward")(grad, y, axis, **options)
         up, down = (getattr(oracle, name)(x + s, axis, np.longdouble, **options).value for s in (step, -step))
         slope = ((np.where(where, up, 0) - np.where(where, down, 0)) * grad).sum() / 2
-        assert float(slope) == pytest.approx(float((found * step).sum()), abs=1e-12)
+        assert float(slope) == pytest.approx(float((found * step).sum()), abs=DIFFERENCE)
     found = ds.logsumexp_backward(grad[:, 0, 0], x, ds.logsumexp(x, axis, **options), axis, **options)
     up, down = (oracle.logsumexp(x + s, axis, np.longdouble, **options)[0].value for s in (step, -step))
     slope = ((up - down)[:, 0, 0] * grad[:, 0, 0]).sum() / 2
-    assert float(slope) == pytest.approx(float((found * step).sum()), abs=1e-12)
+    assert float(slope) == pytest.approx(float((found * step).sum()), abs=DIFFERENCE)
