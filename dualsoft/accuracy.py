@@ -39,6 +39,7 @@ _PRECISION = {
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "logsumexp_backward", "cross_entropy_backward")
 FUNCTIONS = (
     *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p", "cross_entropy"),
+    "linear_cross_entropy",
     *GRADIENTS,
 )
 BACKENDS = ("cpu", "cuda", "reference")
@@ -105,9 +106,10 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Parameters
     ----------
     function : str
-        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "cross_entropy", the first three
-        and the last with "_backward", "exp" or "log1p". "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a
-        state; "exp" and "log1p" are the kernels inside.
+        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "cross_entropy",
+        "linear_cross_entropy", "softmax_backward", "log_softmax_backward", "logsumexp_backward",
+        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a state;
+        "exp" and "log1p" are the kernels inside.
     dtype : dtype
         Of the result; for "softmax_state", of the input.
     n : int
@@ -132,6 +134,8 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         - softmax_state: the exact ``d``, and ``dtype`` is float32 for half types;
         - cross_entropy: the exact loss, all of whose terms are at least 0, plus ``2·z_loss·|lse·m|``; ``dtype`` is
           float32 for half types;
+        - linear_cross_entropy: ``D·max(|loss|, |hidden|·|weight|)``, the lengths of the row and of the longest of the
+          classes; ``dtype`` as above;
         - softmax_backward, with ``y`` and ``grad`` as given: ``|scale·y|·(|grad| + sum |grad·y|)``;
         - log_softmax_backward: ``|scale|·(|grad| + exp(y)·sum |grad|)``;
         - logsumexp_backward: the exact result; its spread is ``|s - lse|``, plus ``|s| + |lse|`` with a scale, plus
@@ -309,7 +313,7 @@ def _ulps(function: str, spread: Float) -> Float:
     if function in ("softmax_backward", "log_softmax_backward"):
         # The sum over the row and its terms, two factors and the difference.
         return 6.0
-    if function == "cross_entropy":
+    if function in ("cross_entropy", "linear_cross_entropy"):
         # The sum of exponentials, its logarithm, and the sums of two terms.
         return 4.0
     if function in ("log_softmax", "logsumexp", "cumulative_logsumexp"):

@@ -10,6 +10,7 @@ from tolerance import FORMATS
 from dualsoft import accuracy
 
 FUNCTIONS = (
+    "linear_cross_entropy",
     *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p", "cross_entropy"),
     *("softmax_backward", "log_softmax_backward", "logsumexp_backward", "cross_entropy_backward"),
 )

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 INF, NAN = np.inf, np.nan
 STEP = 1e-5
 DIFFERENCE = 1e3 * STEP**3
-"""What a central difference is off by: the third derivatives of a few dozen elements of order 1, times the cubed step."""
+"""What a central difference is off by: third derivatives of a few dozen elements of order 1, times the cubed step."""
 WRITABLE = [name for name in LAYOUTS if "read-only" not in name]
 
 
