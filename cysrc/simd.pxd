@@ -91,7 +91,7 @@ cdef extern from "blocks.hpp" nogil:
     void strip_totals[S](wide[S]* sums, double* totals)
 
 cdef extern from "layout.hpp" nogil:
-    int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OPERANDS
+    int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OP_SECOND, OP_LABEL, OP_GRAD, OPERANDS
     int CODE_F32, CODE_F64, CODE_F16, CODE_BF16, CODE_BOOL, CODE_I8, CODE_U8, CODE_I16, CODE_U16, CODE_I32, CODE_U32
     int CODE_I64, CODE_U64, CODE_SWAPPED
     Py_ssize_t item_size(int code)
@@ -103,7 +103,7 @@ cdef extern from "layout.hpp" nogil:
         Py_ssize_t offset(Py_ssize_t index, int op)
     cdef cppclass task:
         task()
-        char* base[8]
+        char* base[11]
         axis_group kept, reduced
         int x_code, out_code, weights_code
         int operation
@@ -111,6 +111,12 @@ cdef extern from "layout.hpp" nogil:
         double scale
         Py_ssize_t out_step
         int initial
+        int second_code, loss_code, lse_code, in_rows, has_ignored
+        int64_t ignored
+        double hard, uniform, z_loss, grad, roundoff
+        bint counts(Py_ssize_t r, int64_t* label)
+        double row_grad(Py_ssize_t r)
+        double element(Py_ssize_t r, Py_ssize_t index)
         void set(int op, void* pointer)
         void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)
         void finish()
@@ -127,6 +133,7 @@ cdef extern from "layout.hpp" nogil:
     void put_values(const task& t, int op, int code, Py_ssize_t r, Py_ssize_t n, const double* values)
     double get_value(const task& t, int op, Py_ssize_t r)
     void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
+    void gather_operand[C](const task& t, int op, int code, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C hidden)
     void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)
     void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, C* dst)
     void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, C hidden)
@@ -134,6 +141,20 @@ cdef extern from "layout.hpp" nogil:
         const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, int kind,
         const C* c, const C* value)
     Py_ssize_t tile_shift(const task& t)
+
+cdef extern from "gradients.hpp" nogil:
+    int GRAD_EXP, GRAD_EXP_TIMES, GRAD_EXP_PLUS, GRAD_TIMES
+    cdef cppclass row_gradient:
+        double c, a, b, w
+        bint zero
+    cdef cppclass beside[S]:
+        beside()
+        beside(const void* p, bint gathered)
+    void add_all[S](beside[S] t, Py_ssize_t n, wide[S]& sum)
+    void add_differences[S](const S* x, Py_ssize_t n, simd[S] k, wide[S]& sum)
+    void add_weighted[S](const S* x, beside[S] t, Py_ssize_t n, simd[S] k, wide[S]& sum)
+    void add_products[S](const S* x, beside[S] t, Py_ssize_t n, wide[S]& sum)
+    void write_gradient[S](int kind, S* out, const S* x, beside[S] t, Py_ssize_t n, const row_gradient& g, bint past_cache)
 
 cdef extern from "schedule.hpp" nogil:
     int AT_Q, AT_K, AT_V, AT_OUT, AT_LSE, AT_M, AT_D, AT_MASK, AT_BIAS, AT_BLOCK_MASK, AT_OPERANDS

@@ -10,6 +10,9 @@ from dualsoft.attention import attention, attention_paged, attention_state, atte
 from dualsoft.attention_state import AttentionState
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
+from dualsoft.gradients import log_softmax_backward, logsumexp_backward, softmax_backward
+from dualsoft.linear_loss import LinearGrads, linear_cross_entropy, linear_cross_entropy_backward
+from dualsoft.losses import cross_entropy, cross_entropy_backward
 from dualsoft.registry import backend_for, backends, register_backend, use_backend, warmup
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
@@ -21,6 +24,7 @@ __all__ = [
     "AttentionState",
     "BlockMask",
     "KVCache",
+    "LinearGrads",
     "SoftmaxState",
     "Trace",
     "TraceRow",
@@ -33,15 +37,22 @@ __all__ = [
     "attention_varlen",
     "backend_for",
     "backends",
+    "cross_entropy",
+    "cross_entropy_backward",
     "cumulative_logsumexp",
     "get_num_threads",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
     "log_softmax",
+    "log_softmax_backward",
     "logsumexp",
+    "logsumexp_backward",
     "merge",
     "num_threads",
     "register_backend",
     "set_num_threads",
     "softmax",
+    "softmax_backward",
     "softmax_state",
     "trace",
     "use_backend",

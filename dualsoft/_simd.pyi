@@ -81,6 +81,78 @@ def cumulative_logsumexp(
     x: Buffer, x_code: int, out: Buffer, out_code: int, axis: int, initial: bool, threads: int
 ) -> None: ...
 
+# Losses and gradients, as dualsoft.loss_problem describes them. labels are int64 with the reduced axes of length 1, or
+# None; second (probabilities, incoming gradients, weights) is read beside x element by element, its code -1 without
+# one. A row whose label is `ignored` has the loss and the gradients 0; every other label is within the row. The target
+# is hard·label + uniform in each class. m, rest and grad (also a float) are float64; roundoff is the relative error of
+# m, 0 for an exact pair.
+
+def cross_entropy(
+    x: Buffer,
+    x_code: int,
+    losses: Buffer,
+    loss_code: int,
+    lse: Buffer | None,
+    lse_code: int,
+    axes: int,
+    labels: Buffer | None,
+    second: Buffer | None,
+    second_code: int,
+    ignored: int | None,
+    hard: float,
+    uniform: float,
+    z_loss: float,
+    threads: int,
+) -> None: ...
+def cross_entropy_gradient(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    axes: int,
+    labels: Buffer | None,
+    second: Buffer | None,
+    second_code: int,
+    ignored: int | None,
+    m: Buffer,
+    rest: Buffer,
+    roundoff: float,
+    grad: float | Buffer,
+    hard: float,
+    uniform: float,
+    z_loss: float,
+    threads: int,
+) -> None: ...
+def logsumexp_gradient(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    axes: int,
+    b: Buffer | None,
+    b_code: int,
+    m: Buffer,
+    rest: Buffer,
+    roundoff: float,
+    grad: float | Buffer,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+def softmax_gradient(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    axes: int,
+    log: bool,
+    grad: Buffer,
+    grad_code: int,
+    factor: float | Buffer,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+
 # attention as dualsoft.attention_problem.AttentionProblem describes it, field by field. Arithmetic is float64 where
 # out_code is F64, else float32; lse has its dtype. m, d, sinks and slopes are float64; lengths, offsets, starts and
 # pages int64; mask and block_mask bool; bias_code is -1 without a bias. Raises MemoryError only

@@ -236,8 +236,26 @@ def result_array(out: object, shape: Shape, dtype: DType, x: Array, reads: Itera
         # Arrays that own their memory share none.
         if flags.c_contiguous and flags.writeable and (out is x or (flags.owndata and x.flags.owndata)):
             return out
+    return elementwise_result(out, shape, dtype, (x,), reads)
+
+
+def elementwise_result(
+    out: object, shape: Shape, dtype: DType, elementwise: tuple[Array, ...], reads: Iterable[object]
+) -> Array:
+    """Return ``out``, or a new array when it overlaps an input or has the other byte order.
+
+    It may be one of ``elementwise``, the inputs that are read element by element, itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When ``out`` is not an array like the result.
+    """
+    x = elementwise[0]
     array = _checked_out(out, shape, dtype, x)
-    as_it_is = array.dtype.isnative and (_is_same(array, x) or not _overlaps(array, (x,)))
+    as_it_is = array.dtype.isnative and all(
+        _is_same(array, given) or not _overlaps(array, (given,)) for given in elementwise
+    )
     if as_it_is and not (reads and _overlaps(array, reads)):
         return array
     with on_device_of(x):
