@@ -11,10 +11,12 @@ from dualsoft.attention_state import AttentionState
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
 from dualsoft.registry import backend_for, backends, register_backend, use_backend, warmup
+from dualsoft.sampling import sample
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
 from dualsoft.state_functions import merge, softmax_state
 from dualsoft.threads import get_num_threads, num_threads, set_num_threads
+from dualsoft.topk import TopK, softmax_topk
 from dualsoft.trace import Trace, TraceRow, trace
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "BlockMask",
     "KVCache",
     "SoftmaxState",
+    "TopK",
     "Trace",
     "TraceRow",
     "__version__",
@@ -40,9 +43,11 @@ __all__ = [
     "merge",
     "num_threads",
     "register_backend",
+    "sample",
     "set_num_threads",
     "softmax",
     "softmax_state",
+    "softmax_topk",
     "trace",
     "use_backend",
     "warmup",

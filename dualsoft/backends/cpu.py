@@ -20,6 +20,7 @@ from dualsoft.problem import (
     StateProblem,
 )
 from dualsoft.threads import limit
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _uint16 = np.dtype(np.uint16)
 
@@ -83,6 +84,19 @@ def _attention(kernels: ModuleType, problem: AttentionProblem) -> None:
     )
 
 
+def _topk(kernels: ModuleType, problem: TopKProblem) -> None:
+    x, out, indices, lse, _, mask, k, scale, where, x_code, out_code, lse_code = problem
+    kernels.softmax_topk(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, indices, lse, lse_code, k),
+        *(mask, scale, where, limit()),
+    )
+
+
+def _sample(kernels: ModuleType, problem: SampleProblem) -> None:
+    x, out, _, mask, options, key, x_code = problem
+    kernels.sample(_bits(x, x_code), x_code, out, mask, options, key, limit())
+
+
 def _bits(array: Array, code: int) -> Array:
     """Return what the kernel reads: bfloat16 arrays have no buffer, so their bits are passed."""
     return array.view(_uint16) if code == BF16 else array
@@ -95,6 +109,8 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
     AttentionProblem: _attention,
+    TopKProblem: _topk,
+    SampleProblem: _sample,
 }
 
 

@@ -15,6 +15,7 @@ from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_attention import attention
 from dualsoft.backends.reference_complex import complex_logsumexp
+from dualsoft.backends.reference_topk import drawn, ranked
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
 from dualsoft.problem import (
     CumulativeProblem,
@@ -24,6 +25,7 @@ from dualsoft.problem import (
     SoftmaxProblem,
     StateProblem,
 )
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 Array = np.ndarray[Any, Any]
 Rows = Array
@@ -202,6 +204,27 @@ def _cumulative(problem: CumulativeProblem, compute: DType) -> None:
     _write(problem.out, y, problem.axes)
 
 
+def _topk(problem: TopKProblem, compute: DType) -> None:
+    axes, scale = problem.axes, problem.scale
+    rows, visible = scaled_rows(problem.x, axes, scale, problem.where, compute)
+    m, rest = maximum_and_rest(rows)
+    sign = 1 if scale is None else np.sign(_widened(np.broadcast_to(scale, problem.lse.shape), axes, compute))
+    indices = ranked(_widened(problem.x, axes, compute), rows, visible, sign, problem.k)
+    y = np.take_along_axis(softmax_rows(rows, m, rest, visible), indices, axis=1)
+    for out, found in ((problem.out, y), (problem.indices, indices), (problem.lse, m + np.log1p(rest))):
+        _write(out, found, axes)
+
+
+def _sample(problem: SampleProblem, compute: DType) -> None:
+    x = _widened(problem.x, problem.axes, FLOAT64)
+    options = to_rows(problem.options, problem.axes)
+    for first in range(0, len(x), chunk := max(1, 2**20 // x.shape[1])):
+        part = slice(first, first + chunk)
+        rows = np.arange(*part.indices(len(x)))
+        # The result is contiguous in the order of the rows.
+        problem.out.reshape(-1)[part] = drawn(problem, x[part], options[part], rows)[:, 0]
+
+
 def _write(out: Array, rows: Rows, axes: tuple[int, ...]) -> None:
     out[...] = from_rows(rows, out.shape, axes).astype(out.dtype)
 
@@ -213,6 +236,8 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
     AttentionProblem: attention,
+    TopKProblem: _topk,
+    SampleProblem: _sample,
 }
 
 
