@@ -33,6 +33,8 @@ LAYERS = (
     {"cache"},
     {
         "softmax",
+        "topk",
+        "sampling",
         "attention",
         "state",
         "state_functions",
@@ -43,14 +45,14 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows"},
+    {"backends.reference_complex", "backends.reference_attention", "backends.reference_topk", "backends.cuda_rows"},
     {"backends.nvrtc", "backends.cuda_layout"},
     {"backends"},
     {"threads"},
     {"problem"},
-    {"attention_problem"},
+    {"attention_problem", "topk_problem"},
     {"attention_arguments", "attention_operands", "cache_arguments"},
-    {"block_mask", "cache_storage"},
+    {"block_mask", "cache_storage", "philox"},
     {"arguments", "accuracy", "pair", "triple"},
     {"arrays", "dtypes", "frozen", "isa", "_version"},
 )
@@ -114,7 +116,7 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 
 def test_the_problem_knows_no_backend() -> None:
-    for name in ("problem", "attention_problem", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
+    for name in ("problem", "attention_problem", "topk_problem", "philox", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
         assert not {n for n in own(PACKAGE / f"{name}.py") if n.startswith(("backends", "registry"))}
 
 
