@@ -67,6 +67,7 @@ cdef extern from "runtime.hpp" nogil:
     int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE
     bint scratch_ready()
     void* scratch(int slot)
+    void* work_memory(Py_ssize_t bytes)
 
 cdef extern from "blocks.hpp" nogil:
     cdef cppclass lane_buffer[S]:
@@ -155,6 +156,31 @@ cdef extern from "gradients.hpp" nogil:
     void add_weighted[S](const S* x, beside[S] t, Py_ssize_t n, simd[S] k, wide[S]& sum)
     void add_products[S](const S* x, beside[S] t, Py_ssize_t n, wide[S]& sum)
     void write_gradient[S](int kind, S* out, const S* x, beside[S] t, Py_ssize_t n, const row_gradient& g, bint past_cache)
+
+cdef extern from "topk.hpp" nogil:
+    int OP_INDICES, OP_LSE, OP_OPTIONS
+    cdef cppclass topk_row:
+        double m, d
+        bint is_nan
+    cdef cppclass topk_list[S]:
+        topk_list()
+        topk_list(void* memory, Py_ssize_t k, Py_ssize_t n)
+        @staticmethod
+        Py_ssize_t needs(Py_ssize_t k, Py_ssize_t n)
+        Py_ssize_t count
+        void clear()
+        void scan_row(const S* x, Py_ssize_t n, lane_buffer[S] tops, Py_ssize_t first)
+        void finish()
+        void store_list(char* keys, Py_ssize_t* indices)
+        void offer_list(const char* keys, const Py_ssize_t* indices, Py_ssize_t n)
+        void put(const task& t, Py_ssize_t r, Py_ssize_t out_step, Py_ssize_t index_step, const topk_row& row)
+    void gather_keys[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* keys)
+
+cdef extern from "sample.hpp" nogil:
+    cdef cppclass sampler[S]:
+        @staticmethod
+        Py_ssize_t needs(Py_ssize_t n)
+    int64_t sample_row[S](const S* x, Py_ssize_t n, const double* options, const unsigned int* key, int64_t row, void* memory)
 
 cdef extern from "schedule.hpp" nogil:
     int AT_Q, AT_K, AT_V, AT_OUT, AT_LSE, AT_M, AT_D, AT_MASK, AT_BIAS, AT_BLOCK_MASK, AT_OPERANDS

@@ -14,10 +14,12 @@ from dualsoft.gradients import log_softmax_backward, logsumexp_backward, softmax
 from dualsoft.linear_loss import LinearGrads, linear_cross_entropy, linear_cross_entropy_backward
 from dualsoft.losses import cross_entropy, cross_entropy_backward
 from dualsoft.registry import backend_for, backends, register_backend, use_backend, warmup
+from dualsoft.sampling import sample
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state import SoftmaxState
 from dualsoft.state_functions import merge, softmax_state
 from dualsoft.threads import get_num_threads, num_threads, set_num_threads
+from dualsoft.topk import TopK, softmax_topk
 from dualsoft.trace import Trace, TraceRow, trace
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "KVCache",
     "LinearGrads",
     "SoftmaxState",
+    "TopK",
     "Trace",
     "TraceRow",
     "__version__",
@@ -50,10 +53,12 @@ __all__ = [
     "merge",
     "num_threads",
     "register_backend",
+    "sample",
     "set_num_threads",
     "softmax",
     "softmax_backward",
     "softmax_state",
+    "softmax_topk",
     "trace",
     "use_backend",
     "warmup",

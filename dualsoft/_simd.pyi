@@ -153,6 +153,28 @@ def softmax_gradient(
     threads: int,
 ) -> None: ...
 
+# the axes mask has one bit; out and indices (int64) have k elements along it; lse is float32 for half types
+
+def softmax_topk(
+    x: Buffer,
+    x_code: int,
+    out: Buffer,
+    out_code: int,
+    indices: Buffer,
+    lse: Buffer,
+    lse_code: int,
+    k: int,
+    axes: int,
+    scale: float | Buffer | None,
+    where: Buffer | None,
+    threads: int,
+) -> None: ...
+
+# out is int64 and contiguous; options is float64 and has temperature, top_k, min_p, top_p next to each other along the
+# axis, where x has its elements; key is four words of uint32
+
+def sample(x: Buffer, x_code: int, out: Buffer, axes: int, options: Buffer, key: Buffer, threads: int) -> None: ...
+
 # attention as dualsoft.attention_problem.AttentionProblem describes it, field by field. Arithmetic is float64 where
 # out_code is F64, else float32; lse has its dtype. m, d, sinks and slopes are float64; lengths, offsets, starts and
 # pages int64; mask and block_mask bool; bias_code is -1 without a bias. Raises MemoryError only

@@ -39,7 +39,7 @@ _PRECISION = {
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "logsumexp_backward", "cross_entropy_backward")
 FUNCTIONS = (
     *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p", "cross_entropy"),
-    "linear_cross_entropy",
+    *("linear_cross_entropy", "softmax_topk"),
     *GRADIENTS,
 )
 BACKENDS = ("cpu", "cuda", "reference")
@@ -106,17 +106,17 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Parameters
     ----------
     function : str
-        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "cross_entropy",
+        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "softmax_topk", "cross_entropy",
         "linear_cross_entropy", "softmax_backward", "log_softmax_backward", "logsumexp_backward",
-        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a state;
-        "exp" and "log1p" are the kernels inside.
+        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "softmax_topk" for the values,
+        "logsumexp" also for ``lse`` of these two; "exp" and "log1p" are the kernels inside.
     dtype : dtype
         Of the result; for "softmax_state", of the input.
     n : int
         The number of elements summed.
     spread : float or ndarray
         |s - m| with s = scale·x and m its row's maximum, for one element or the largest; with a ``scale``, plus
-        |s| + |m|. Only "softmax" and "softmax_state" use it, and the gradients below.
+        |s| + |m|. Only "softmax", "softmax_topk" and "softmax_state" use it, and the gradients below.
     backend : str, optional
         What serves: "cpu", "cpu:x86_64_v3" (one ISA level), "cuda" or "reference", usable here or not; CUDA flushes
         subnormal float32 to zero.
@@ -126,7 +126,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Bound
         ``ulp`` and ``absolute``: ``|result - exact| <= ulp·accuracy.ulp(size, dtype) + absolute``, where size is
 
-        - softmax, exp, log1p: the exact result;
+        - softmax, softmax_topk, exp, log1p: the exact result;
         - log_softmax: ``max(|x - m|, |y|, 1)``;
         - logsumexp, cumulative_logsumexp: ``max(|lse|, |m|)``;
         - logsumexp, for ``lse`` of a state: twice ``max(|lse|, |m|, ln d)``, and ``dtype`` is float32 for half types.
@@ -184,7 +184,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         # A running sum rounds once an element, in float64 whatever the dtype: n units of the sum are n units, absolute,
         # of its log.
         absolute += n * unit_roundoff(np.float64)
-    if function == "softmax" and backend is not None and backend.partition(":")[0] == "cuda":
+    if function in ("softmax", "softmax_topk") and backend is not None and backend.partition(":")[0] == "cuda":
         # Results below the smallest normal float32 are flushed to zero.
         absolute += 2.0**-126
     if code in (F16, BF16) and function != "softmax_state":
@@ -302,7 +302,7 @@ def _check_backend(backend: object) -> None:
 
 def _ulps(function: str, spread: Float) -> Float:
     """Return the ulps of a result that is not rounded to a half type."""
-    if function in ("softmax", "softmax_state"):
+    if function in ("softmax", "softmax_topk", "softmax_state"):
         # x - m is rounded: half an ulp of itself, so |x - m| units of its exponential. A unit is at most one ulp. The
         # other 4: exp, the blocked sum (whose error does not grow with n), its reciprocal, the product.
         return 4.0 + spread

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.exceptions import AxisError
 
 from dualsoft.arrays import Array, is_cupy, module_of, on_device_of, same_kind
-from dualsoft.dtypes import FLOAT64, DType, find_format, is_float, same_number
+from dualsoft.dtypes import FLOAT64, FORMATS, DType, Format, find_format, is_float, same_number
 
 Shape = tuple[int, ...]
 
@@ -129,6 +129,23 @@ def kept_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
 def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     """Return ``shape`` without the reduced axes."""
     return tuple(length for index, length in enumerate(shape) if index not in axes)
+
+
+def format_of(array: Array, name: str, complex_too: bool = False) -> Format:
+    """Return what is known about the dtype of ``array``.
+
+    Raises
+    ------
+    TypeError
+        When it is not taken.
+    """
+    known = FORMATS.get(array.dtype) or find_format(array.dtype, complex_too=complex_too)
+    if known is None:
+        also = ", or complex" if complex_too else ""
+        raise TypeError(
+            f"{name} has dtype {array.dtype}; it must be float16, bfloat16, float32, float64, an integer or bool{also}"
+        )
+    return known
 
 
 def real(array: Array, name: str) -> Array:

@@ -33,6 +33,8 @@ LAYERS = (
     {"cache"},
     {
         "softmax",
+        "topk",
+        "sampling",
         "attention",
         "state",
         "state_functions",
@@ -47,7 +49,13 @@ LAYERS = (
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
     {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
-    {"backends.reference_complex", "backends.reference_attention", "backends.reference_losses", "backends.cuda_rows"},
+    {
+        "backends.reference_complex",
+        "backends.reference_attention",
+        "backends.reference_losses",
+        "backends.reference_topk",
+        "backends.cuda_rows",
+    },
     {"backends.cuda_launch"},
     {"backends.nvrtc", "backends.cuda_layout", "backends.reference_rows"},
     {"backends"},
@@ -55,10 +63,10 @@ LAYERS = (
     {"linear_chunks"},
     {"problem"},
     {"linear_problem"},
-    {"attention_problem", "loss_problem"},
+    {"attention_problem", "loss_problem", "topk_problem"},
     {"loss_arguments"},
     {"attention_arguments", "attention_operands", "cache_arguments"},
-    {"block_mask", "cache_storage"},
+    {"block_mask", "cache_storage", "philox"},
     {"arguments", "accuracy", "pair", "triple"},
     {"arrays", "dtypes", "frozen", "isa", "_version"},
 )
@@ -126,7 +134,17 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 
 def test_the_problem_knows_no_backend() -> None:
-    for name in ("problem", "attention_problem", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
+    for name in (
+        "problem",
+        "attention_problem",
+        "topk_problem",
+        "philox",
+        "arguments",
+        "attention_arguments",
+        "arrays",
+        "dtypes",
+        "accuracy",
+    ):
         assert not {n for n in own(PACKAGE / f"{name}.py") if n.startswith(("backends", "registry"))}
 
 

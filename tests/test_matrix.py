@@ -93,6 +93,22 @@ def check_cumulative_logsumexp(case: Case, want: tuple[Expected, Expected]) -> I
         yield Part(f"include_initial={initial}", got, want[initial], dt, "cumulative_logsumexp")
 
 
+def check_softmax_topk(case: Case, want: tuple[Expected, Expected, Array]) -> Iterator[Part]:
+    dt, axis = result_dtype(case), case.axis
+    y, lse, order = want
+    halves = dt.name in ("float16", "bfloat16")
+    n = case.x.shape[axis]
+    for k in dict.fromkeys((min(n, 3), n)):
+        got = ds.softmax_topk(case.x, k, axis, **case.options)
+        ranks = np.take(order, range(k), axis)
+        best = y._replace(
+            **{name: np.take_along_axis(getattr(y, name), ranks, axis) for name in ("value", "magnitude", "spread")}
+        )
+        yield Part(f"k={k}, values", got.values, best, dt, "softmax_topk")
+        yield Part(f"k={k}, indices", got.indices, exactly(ranks), np.int64, "softmax_topk", np.float64)
+        yield Part(f"k={k}, lse", got.lse, lse, np.dtype(np.float32) if halves else dt, "logsumexp")
+
+
 def exactly(value: Array) -> Expected:
     zero = np.zeros_like(value)
     return Expected(value, zero, zero, 1)
@@ -109,6 +125,14 @@ def expect(name: str, case: Case) -> Any:
         return expect_state(case)
     if name == "normalize":
         return oracle.softmax(case.x, case.axis, oracle.wide_type(case.x.dtype), **options)
+    if name == "softmax_topk":
+        lse, _ = oracle.logsumexp(case.x, case.axis, wide, **options)
+        flat = {k: getattr(lse, k).squeeze(case.axis) for k in ("value", "magnitude", "spread")}
+        return (
+            oracle.softmax(case.x, case.axis, wide, **options),
+            lse._replace(**flat),
+            oracle.ranking(case.x, case.axis, **options),
+        )
     if name == "cumulative_logsumexp":
         return tuple(oracle.cumulative_logsumexp(case.x, case.axis, wide, initial) for initial in (False, True))
     return getattr(oracle, name)(case.x, case.axis, wide, **options)
@@ -121,6 +145,7 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
     "state": check_state,
     "normalize": check_normalize,
     "cumulative_logsumexp": check_cumulative_logsumexp,
+    "softmax_topk": check_softmax_topk,
 }
 
 
@@ -139,10 +164,12 @@ def fits_device(case: Case) -> bool:
 
 
 def fits(name: str, case: Case) -> bool:
-    """State and normalize take no dtype; the cumulative sum neither where, scale nor several axes."""
+    """State, normalize and top-k take no dtype, top-k one axis; the cumulative sum no where, no scale, one axis."""
     if name == "cumulative_logsumexp":
         return type(case.axis) is int and not set(case.options) - {"dtype"}
-    return name not in ("state", "normalize") or "dtype" not in case.options
+    if name == "softmax_topk" and (type(case.axis) is not int or not case.x.shape[case.axis]):
+        return False
+    return name not in ("state", "normalize", "softmax_topk") or "dtype" not in case.options
 
 
 @lru_cache(maxsize=2)  # the backends of one (function, group, dtype) run one after the other

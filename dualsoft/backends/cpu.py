@@ -30,6 +30,7 @@ from dualsoft.problem import (
     StateProblem,
 )
 from dualsoft.threads import limit
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _uint16 = np.dtype(np.uint16)
 
@@ -91,6 +92,19 @@ def _attention(kernels: ModuleType, problem: AttentionProblem) -> None:
         *(q, q_code, k, k_code, v, v_code, out, out_code, lse, m, d, scale, softcap, left, right, lengths, offsets),
         *(mask, bias, bias_code, sinks, slopes, block_mask, block_q, block_k, q_starts, k_starts, pages, limit()),
     )
+
+
+def _topk(kernels: ModuleType, problem: TopKProblem) -> None:
+    x, out, indices, lse, _, mask, k, scale, where, x_code, out_code, lse_code = problem
+    kernels.softmax_topk(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, indices, lse, lse_code, k),
+        *(mask, scale, where, limit()),
+    )
+
+
+def _sample(kernels: ModuleType, problem: SampleProblem) -> None:
+    x, out, _, mask, options, key, x_code = problem
+    kernels.sample(_bits(x, x_code), x_code, out, mask, options, key, limit())
 
 
 def _bits(array: Array, code: int) -> Array:
@@ -163,6 +177,8 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     SoftmaxGradientProblem: _softmax_gradient,
     LinearCrossEntropyProblem: lambda kernels, problem: linear_chunks.cross_entropy(problem, _blocks_by(kernels)),
     LinearGradientProblem: lambda kernels, problem: linear_chunks.gradients(problem, _blocks_by(kernels)),
+    TopKProblem: _topk,
+    SampleProblem: _sample,
 }
 
 

@@ -34,6 +34,7 @@ from dualsoft.backends.reference_rows import (
     widened,
     write,
 )
+from dualsoft.backends.reference_topk import drawn, ranked
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
 from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (
@@ -50,6 +51,7 @@ from dualsoft.problem import (
     SoftmaxProblem,
     StateProblem,
 )
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _LONGDOUBLE = np.dtype(np.longdouble)
 _NARROW = (F32, F16, BF16)
@@ -163,6 +165,27 @@ def _cumulative(problem: CumulativeProblem, compute: DType) -> None:
     write(problem.out, y, problem.axes)
 
 
+def _topk(problem: TopKProblem, compute: DType) -> None:
+    axes, scale = problem.axes, problem.scale
+    rows, visible = scaled_rows(problem.x, axes, scale, problem.where, compute)
+    m, rest = maximum_and_rest(rows)
+    sign = 1 if scale is None else np.sign(widened(np.broadcast_to(scale, problem.lse.shape), axes, compute))
+    indices = ranked(widened(problem.x, axes, compute), rows, visible, sign, problem.k)
+    y = np.take_along_axis(softmax_rows(rows, m, rest, visible), indices, axis=1)
+    for out, found in ((problem.out, y), (problem.indices, indices), (problem.lse, m + np.log1p(rest))):
+        write(out, found, axes)
+
+
+def _sample(problem: SampleProblem, compute: DType) -> None:
+    x = widened(problem.x, problem.axes, FLOAT64)
+    options = to_rows(problem.options, problem.axes)
+    for first in range(0, len(x), chunk := max(1, 2**20 // x.shape[1])):
+        part = slice(first, first + chunk)
+        rows = np.arange(*part.indices(len(x)))
+        # The result is contiguous in the order of the rows.
+        problem.out.reshape(-1)[part] = drawn(problem, x[part], options[part], rows)[:, 0]
+
+
 _RUN: dict[type, Callable[[Any, DType], None]] = {
     SoftmaxProblem: _softmax,
     LogSumExpProblem: _logsumexp,
@@ -176,6 +199,8 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     SoftmaxGradientProblem: softmax_gradient,
     LinearCrossEntropyProblem: linear_cross_entropy,
     LinearGradientProblem: linear_gradients,
+    TopKProblem: _topk,
+    SampleProblem: _sample,
 }
 
 
