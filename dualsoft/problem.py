@@ -16,6 +16,7 @@ from dualsoft import arguments
 from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
+from dualsoft.gradient_problem import GradientProblem
 
 _ndarray = np.ndarray
 _empty_like = np.empty_like
@@ -98,7 +99,15 @@ class CumulativeProblem(NamedTuple):
     initial: bool
 
 
-Problem = SoftmaxProblem | LogSumExpProblem | StateProblem | NormalizeProblem | CumulativeProblem | AttentionProblem
+Problem = (
+    SoftmaxProblem
+    | LogSumExpProblem
+    | StateProblem
+    | NormalizeProblem
+    | CumulativeProblem
+    | AttentionProblem
+    | GradientProblem
+)
 
 
 def softmax_problem(

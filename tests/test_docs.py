@@ -15,15 +15,17 @@ from process import ROOT, python
 import dualsoft as ds
 
 NAMES = {
-    "AttentionState", "BlockMask", "KVCache", "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms",
-    "attention", "attention_paged", "attention_state", "attention_varlen", "backend_for", "backends",
-    "cumulative_logsumexp", "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend",
-    "set_num_threads", "softmax", "softmax_state", "trace", "use_backend", "warmup",
+    "AttentionGrads", "AttentionState", "BlockMask", "KVCache", "SoftmaxState", "Trace", "TraceRow", "accuracy",
+    "algorithms", "attention", "attention_backward", "attention_paged", "attention_state", "attention_varlen",
+    "attention_varlen_backward", "backend_for", "backends", "cumulative_logsumexp", "get_num_threads", "log_softmax",
+    "logsumexp", "merge", "num_threads", "register_backend", "set_num_threads", "softmax", "softmax_state", "trace",
+    "use_backend", "warmup",
 }  # fmt: skip
 PUBLIC = sorted(name for name in NAMES if callable(getattr(ds, name, None)) and not name.startswith("Trace"))
 MATHEMATICS = {
     "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "merge", "trace", "attention",
-    "attention_paged", "attention_state", "attention_varlen", "standard_attention", "chunked_attention",
+    "attention_backward", "attention_paged", "attention_state", "attention_varlen", "attention_varlen_backward",
+    "standard_attention", "chunked_attention",
 }  # fmt: skip
 ALGORITHMS = [name for name in ds.algorithms.__all__ if not name.endswith("Algorithm")]
 COMPUTED = [getattr(ds, name) for name in PUBLIC] + [getattr(ds.algorithms, name) for name in ALGORITHMS]
@@ -37,6 +39,7 @@ METHODS = [
 PAPERS = {
     "softmax": "1805.02867", "softmax_state": "1805.02867", "online_softmax": "1805.02867", "attention": "2205.14135",
     "attention_paged": "2309.06180", "KVCache": "2309.06180", "attention_state": "2112.05682",
+    "attention_backward": "2307.08691",
     "chunked_attention": "2112.05682",
 }  # fmt: skip
 PAGES = sorted((ROOT / "docs").glob("*.md"))

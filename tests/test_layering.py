@@ -36,6 +36,7 @@ LAYERS = (
         "attention",
         "state",
         "state_functions",
+        "attention_gradients",
         "attention_state",
         "algorithms",
         "attention_algorithms",
@@ -43,11 +44,13 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows"},
+    {"backends.reference_complex", "backends.reference_gradients", "backends.cuda_rows"},
+    {"backends.reference_attention"},
     {"backends.nvrtc", "backends.cuda_layout"},
     {"backends"},
     {"threads"},
     {"problem"},
+    {"gradient_problem"},
     {"attention_problem"},
     {"attention_arguments", "attention_operands", "cache_arguments"},
     {"block_mask", "cache_storage"},
@@ -61,6 +64,7 @@ WITHIN_A_LAYER = {
     ("algorithms", "state"),
     ("algorithms", "attention_algorithms"),
     ("attention", "attention_state"),
+    ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}

@@ -15,7 +15,9 @@ from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_attention import attention
 from dualsoft.backends.reference_complex import complex_logsumexp
+from dualsoft.backends.reference_gradients import attention_gradients
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -213,6 +215,7 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
     AttentionProblem: attention,
+    GradientProblem: attention_gradients,
 }
 
 
