@@ -47,7 +47,7 @@ template <class A> struct gradient_plan {
         q = take((tiles * TILE_ROWS * size_t(inner) + 16) * sizeof(word));
         g = take((tiles * TILE_ROWS * size_t(inner_v) + 16) * sizeof(word));
         q_rows = take(size_t(KEY_BLOCK<C> / A::terms * columns) * sizeof(word));
-        g_rows = take(size_t(KEY_BLOCK<C> / A::terms * columns_v) * sizeof(word));
+        g_rows = take(size_t(KEY_BLOCK<C> / A::terms * columns_v) * sizeof(word) + 64);
         k = take(size_t(block * inner) * sizeof(word) + 64);
         v = take(size_t(block * inner_v) * sizeof(word) + 64);
         k_rows = take(size_t(KEY_BLOCK<C> / A::terms * columns) * sizeof(word));
@@ -55,7 +55,7 @@ template <class A> struct gradient_plan {
         ds = take(scores * sizeof(C));
         factor = take(t.softcap != 0 ? TILE_ROWS * KEY_BLOCK<C> * sizeof(C) : 0);
         dk = take(size_t(block * columns) * sizeof(C));
-        dv = take(size_t(block * columns_v) * sizeof(C));
+        dv = take((size_t(std::max<ptrdiff_t>(block, TILE_ROWS) * columns_v) + 16) * sizeof(C));
         gathered = take(size_t(width) * size_t(std::max(dim, dim_v)) * sizeof(C));
     }
 };
@@ -244,6 +244,30 @@ template <class A> struct gradient_rows {
         std::memset(part<C>(plan.s), 0, size_t(plan.rows) * KEY_BLOCK<C> * sizeof(C));
         std::memset(part<C>(plan.ds), 0, size_t(plan.rows) * KEY_BLOCK<C> * sizeof(C));
         for (ptrdiff_t j0 = lo; j0 < hi; j0 += plan.block) run_keys(j0, std::min(j0 + plan.block, hi));
+    }
+
+    // sum_e g o of rows, in the order in which a tile sums dp = g v^T: where a row sees one key alone, o is its value and ds is 0 exactly. Where o is
+    // 0, g is not asked: rows that see nothing have no gradient.
+    void settle_deltas(ptrdiff_t first, ptrdiff_t last, C* delta) {
+        using lanes = lane_arithmetic<C>;
+        C *o = part<C>(plan.g_rows), *of_o = part<C>(plan.dv);
+        for (ptrdiff_t r = first; r < last; r += TILE_ROWS) {
+            const ptrdiff_t count = std::min<ptrdiff_t>(TILE_ROWS, last - r);
+            pack_tile<lanes>(t, q, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), o);
+            pack_tile<lanes>(u, d, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), of_o);
+            for (ptrdiff_t i = 0; i < count; i += width) {
+                vec_of<C> sum{};
+                for (ptrdiff_t e = 0; e < plan.dim_v; e += INNER_BLOCK) {
+                    vec_of<C> acc{};
+                    for (ptrdiff_t k = e; k < std::min(plan.dim_v, e + INNER_BLOCK); ++k) {
+                        const vec_of<C> x = load_lanes(o + k * TILE_ROWS + i);
+                        acc = x == 0 ? acc : fused(load_lanes(of_o + k * TILE_ROWS + i), x, acc);
+                    }
+                    sum = e == 0 ? acc : sum + acc;
+                }
+                for (ptrdiff_t k = 0; k < width && i + k < count; ++k) delta[r - first + i + k] = sum[k];
+            }
+        }
     }
 
     // ---- the maximum and the sum of rows whose lse is too large for its digits to tell the weights

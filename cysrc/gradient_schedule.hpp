@@ -11,7 +11,10 @@
 namespace {
 
 constexpr ptrdiff_t SHORTEST_RUN = 512, RUNS_MOST = 8;
-constexpr double LARGE_LSE = 16;        // beyond it the spacing of float32 numbers shows in exp(s - lse)
+// Beyond this size of an lse its rounding shows in exp(s - lse): in a gradient that few rows make up sooner than in one where many rows' errors
+// are summed.
+constexpr ptrdiff_t MANY_GRADIENT_ROWS = 512;
+constexpr double LARGE_LSE = 16, LARGE_LSE_OF_FEW = 1;
 
 // Keys of a run, at multiples of it.
 inline ptrdiff_t gradient_run(ptrdiff_t keys) { return (keys / RUNS_MOST / SHORTEST_RUN + 1) * SHORTEST_RUN; }
@@ -47,7 +50,10 @@ template <class A> struct gradient_call {
         const ptrdiff_t before = t.q_starts ? ptrdiff_t(t.q_starts[q.index]) : q.index * t.queries;
         return (before * t.heads_k + head * q.queries) * t.group;
     }
-    row_numbers<C> numbers(ptrdiff_t row) const { return row_numbers<C>{row_memory.get(), row_memory.get() + all_rows, row_memory.get() + 2 * all_rows}.from(row); }
+    row_numbers<C> numbers(ptrdiff_t row) const {
+        C* memory = row_memory.get();
+        return row_numbers<C>{memory, memory + all_rows, memory + 2 * all_rows, memory + 3 * all_rows}.from(row);
+    }
     ptrdiff_t rows_in_tiles(const sequence& q) const { return (q.queries * g.inputs.group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
     size_t part_size(const sequence& q) const { return size_t(rows_in_tiles(q) * plan.columns); }
 
@@ -74,7 +80,7 @@ template <class A> struct gradient_call {
         }
         for (auto& wave : waves) std::stable_sort(wave.begin(), wave.end(), [](const gradient_item& a, const gradient_item& b) { return a.cost > b.cost; });
         parts.reset(slots ? new C[size_t(slots)] : nullptr);
-        row_memory.reset(new C[size_t(3 * all_rows)]);
+        row_memory.reset(new C[size_t(4 * all_rows)]);
         if (g.sinks) sink_terms.reset(new double[size_t(all_rows)]);
     }
     void add_keys(const sequence& q, ptrdiff_t head, bool split, std::vector<gradient_item>& wave, ptrdiff_t& slots) {
@@ -112,30 +118,34 @@ template <class A> struct gradient_call {
         const double unit = t.has_options() ? 1 : kernel.scale.unit, inf = std::numeric_limits<double>::infinity();
         std::vector<double> lse(size_t(w.last - w.first));
         bool large = false;
+        const double most = largest_exact(q.queries * t.group);
         for (ptrdiff_t r = w.first; r < w.last; ++r) {
             const row_of at(t, w.head, r);
             double& x = lse[size_t(r - w.first)];
             gather_for<double>(t.code[AT_LSE])(q.at(AT_LSE, at.h, at.i), 0, 1, &x);
-            large |= is_finite(x) && std::fabs(x) > largest_exact();
+            large |= is_finite(x) && std::fabs(x) > most;
         }
+        kernel.settle_deltas(w.first, w.last, out.delta);
         std::vector<row_states<C>> states(large ? size_t((w.last - w.first + TILE_ROWS - 1) / TILE_ROWS) : 0);
         if (large) kernel.sum_rows(w.first, w.last, states.data());
         for (ptrdiff_t i = 0; i < w.last - w.first; ++i) {
             const row_of at(t, w.head, w.first + i);
-            double x = lse[size_t(i)];
-            const double delta = x == -inf ? 0 : delta_of(q, d, at, kernel.template part<C>(plan.gathered));
-            out.delta[i] = C(delta);
+            double x = lse[size_t(i)], of_lse = 0;
+            if (u.base[AT_LSE]) gather_for<double>(u.code[AT_LSE])(d.at(AT_LSE, at.h, at.i), 0, 1, &of_lse);
+            out.delta[i] = x == -inf ? C(0) : C(double(out.delta[i]) - of_lse);
+            out.weight[i] = 1;
             out.shift[i] = is_finite(x) ? C(x / unit) : C(0);
             out.rest[i] = C(is_finite(x) ? std::fma(-double(out.shift[i]), unit, x) : x == -inf ? inf : std::numeric_limits<double>::quiet_NaN());
-            if (large && is_finite(x) && std::fabs(x) > largest_exact()) refine(states[size_t(i / TILE_ROWS)], i % TILE_ROWS, at.h, unit, x, out.from(i));
-            if (sink_terms) sink_terms[size_t(first_row(q, w.head) + w.first + i)] = sink_term(t.sinks[at.h], x, delta);
+            if (large && is_finite(x) && std::fabs(x) > most) refine(states[size_t(i / TILE_ROWS)], i % TILE_ROWS, at.h, unit, x, out.from(i));
+            if (sink_terms) sink_terms[size_t(first_row(q, w.head) + w.first + i)] = sink_term(t.sinks[at.h], x, double(out.delta[i]));
         }
     }
     bool lse_is_wide() const { return (g.inputs.code[AT_LSE] & ~CODE_SWAPPED) == CODE_F64; }
-    double largest_exact() const {
+    double largest_exact(ptrdiff_t count) const {
         if (std::is_same<C, double>::value && !lse_is_wide()) return 0;
         const auto half = [this](int op) { return item_size(g.inputs.code[op]) == 2; };
-        return half(AT_Q) && half(AT_K) && half(AT_V) ? LARGE_LSE * 64 : LARGE_LSE;
+        const double most = count < MANY_GRADIENT_ROWS ? LARGE_LSE_OF_FEW : LARGE_LSE;
+        return half(AT_Q) && half(AT_K) && half(AT_V) ? most * 64 : most;
     }
     // An lse that the row's own scores give but for rounding is taken from them: maximum and sum are known better than their lse, whose spacing
     // grows with it. Any other lse stays what it is: these keys are then a part of all.
@@ -148,24 +158,8 @@ template <class A> struct gradient_call {
         if (!(std::fabs(found - lse) <= spacing * std::max(1.0, std::fabs(lse)))) return;
         lse = found;
         *out.shift = C(m);
-        *out.rest = C(std::log(sum));
-    }
-    // sum_e g o in float64, less the gradient of lse. Where o is 0, g is not asked: rows that see nothing have no gradient.
-    double delta_of(const sequence& q, const sequence& d, row_of at, C* memory) const {
-        const attention_task &t = g.inputs, &u = g.gradients;
-        const ptrdiff_t n = t.dim_v;
-        C *o = memory, *grad = memory + n;
-        gather_for<C>(t.code[AT_OUT])(q.at(AT_OUT, at.h, at.i), t.item[AT_OUT], n, o);
-        gather_for<C>(u.code[AT_OUT])(d.at(AT_OUT, at.h, at.i), u.item[AT_OUT], n, grad);
-        double lanes[8] = {};
-        ptrdiff_t e = 0;
-        const auto term = [&](ptrdiff_t i) { return o[i] == 0 ? 0.0 : double(o[i]) * double(grad[i]); };
-        for (; e + 8 <= n; e += 8)
-            for (int k = 0; k < 8; ++k) lanes[k] += term(e + k);
-        for (int k = 0; e + k < n; ++k) lanes[k] += term(e + k);
-        double sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])), of_lse = 0;
-        if (u.base[AT_LSE]) gather_for<double>(u.code[AT_LSE])(d.at(AT_LSE, at.h, at.i), 0, 1, &of_lse);
-        return sum - of_lse;
+        *out.rest = 0;
+        *out.weight = C(1 / sum);
     }
     static double sink_term(double sink, double lse, double delta) {
         const double inf = std::numeric_limits<double>::infinity();

@@ -7,25 +7,26 @@
 
 namespace {
 
-// What a row of scores needs to become weights and their gradients: p = exp((s - shift) unit - rest). rest is inf where nothing is seen, NaN where
-// all that is seen is NaN. The shift, in the units of the scores, is subtracted first: it takes no digits from what is left.
+// What a row of scores needs to become weights and their gradients: p = exp((s - shift) unit - rest) weight. rest is inf where nothing is seen, NaN
+// where all that is seen is NaN. The shift, in the units of the scores, is subtracted first: it takes no digits from what is left.
 template <class C> struct row_numbers {
-    C *shift = nullptr, *rest = nullptr, *delta = nullptr;
-    row_numbers from(ptrdiff_t r) const { return {shift + r, rest + r, delta + r}; }
+    C *shift = nullptr, *rest = nullptr, *weight = nullptr, *delta = nullptr;
+    row_numbers from(ptrdiff_t r) const { return {shift + r, rest + r, weight + r, delta + r}; }
 };
+template <class C> struct row_values { C shift, rest, weight, delta; };
 
-template <int count, bool gradients, class C> DS_INLINE void weigh_lanes(C* s, C* dp, C shift, C rest, C delta, vec_of<C> unit, vec_of<C> factor, vec_of<C> lowest) {
+template <int count, bool gradients, class C> DS_INLINE void weigh_lanes(C* s, C* dp, const row_values<C>& of, vec_of<C> unit, vec_of<C> factor, vec_of<C> lowest) {
     constexpr int width = simd<C>::width;
     using V = vec_of<C>;
     V scores[count];
     simd<C> x[count];
     for (int k = 0; k < count; ++k) scores[k] = load_lanes(s + k * width);
-    for (int k = 0; k < count; ++k) x[k].v = fused(scores[k] - shift, unit, V{} - rest);
+    for (int k = 0; k < count; ++k) x[k].v = fused(scores[k] - of.shift, unit, V{} - of.rest);
     exp2_each<count>(x, factor, lowest);
     for (int k = 0; k < count; ++k) {
-        const V p = scores[k] == LOWEST<C> ? V{} : x[k].v;
+        const V p = scores[k] == LOWEST<C> ? V{} : x[k].v * of.weight;
         store_lanes(s + k * width, p);
-        if (gradients) store_lanes(dp + k * width, scores[k] == LOWEST<C> ? V{} : p * (load_lanes(dp + k * width) - delta));
+        if (gradients) store_lanes(dp + k * width, scores[k] == LOWEST<C> ? V{} : p * (load_lanes(dp + k * width) - of.delta));
     }
 }
 
@@ -35,17 +36,17 @@ template <class C, bool gradients> void weigh(ptrdiff_t rows, const key_runs& ru
     using V = vec_of<C>;
     const V units = V{} + unit, factor = V{} + C(1.4426950408889634), lowest = V{} + LOWEST_EXP2<C> / factor[0];
     for (ptrdiff_t r = 0; r < rows; ++r, s += KEY_BLOCK<C>, dp += gradients ? KEY_BLOCK<C> : 0) {
-        const C shift = of.shift[r], rest = of.rest[r], delta = of.delta[r];
+        const row_values<C> row{of.shift[r], of.rest[r], of.weight[r], of.delta[r]};
         for (int i = 0; i < runs.count; ++i) {
             int j = runs.start[i];
             const int stop = runs.stop[i];
-            if (rest == -LOWEST<C>) {
+            if (row.rest == -LOWEST<C>) {
                 std::fill(s + j, s + stop, C(0));
                 if (gradients) std::fill(dp + j, dp + stop, C(0));
                 continue;
             }
-            for (; j + 4 * width <= stop; j += 4 * width) weigh_lanes<4, gradients>(s + j, dp + j, shift, rest, delta, units, factor, lowest);
-            if (j < stop) weigh_lanes<2, gradients>(s + j, dp + j, shift, rest, delta, units, factor, lowest);
+            for (; j + 4 * width <= stop; j += 4 * width) weigh_lanes<4, gradients>(s + j, dp + j, row, units, factor, lowest);
+            if (j < stop) weigh_lanes<2, gradients>(s + j, dp + j, row, units, factor, lowest);
         }
     }
 }
