@@ -1,4 +1,4 @@
-"""The gradients of attention by property: differences of the function itself, parts of the keys, determinism of bits."""
+"""The gradients of attention by property: differences of the function itself, parts of the keys, the same bits."""
 
 from typing import Any
 
@@ -69,8 +69,8 @@ def test_differences(backend: str, shape: Shape, seed: int, names: list[str]) ->
 
     def function(step: float) -> float:
         there = {n: x + step * way[n] for n, x in point.items()}
-        o, l = ds.attention(there.pop("q"), there.pop("k"), there.pop("v"), return_lse=True, **options | there)
-        return float((grad_out * o).sum() + (grad_lse * np.where(np.isfinite(l), l, 0)).sum())
+        result, level = ds.attention(there.pop("q"), there.pop("k"), there.pop("v"), return_lse=True, **options | there)
+        return float((grad_out * result).sum() + (grad_lse * np.where(np.isfinite(level), level, 0)).sum())
 
     def slope(h: float) -> float:
         return (8 * (function(h) - function(-h)) - (function(2 * h) - function(-2 * h))) / (12 * h)
