@@ -219,7 +219,7 @@ def test_dtypes_of_mixed_operands(backend: str) -> None:
 
 # ------------------------------------------------------------------ errors
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
-    "grad_out of a wrong shape": ({"grad_out": np.ones((2, 4, 30, 13), F32)}, ValueError, ("grad_out", "30, 12)", "13")),
+    "grad_out of a wrong shape": ({"grad_out": np.ones((2, 4, 30, 13), F32)}, ValueError, ("grad_out", "12)", "13")),
     "grad_out complex": ({"grad_out": np.ones((2, 4, 30, 12), complex)}, TypeError, ("grad_out", "complex128")),
     "out of a wrong shape": ({"out": np.ones((2, 4, 12), F32)}, ValueError, ("out", "(2, 4, 30, 12)", "(2, 4, 12)")),
     "lse of a wrong shape": ({"lse": np.ones((2, 4, 31), F32)}, ValueError, ("lse", "(2, 4, 30)", "(2, 4, 31)")),
