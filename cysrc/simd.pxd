@@ -210,3 +210,11 @@ cdef extern from "schedule.hpp" nogil:
         pass
     double multiply_add_flops[A](Py_ssize_t repeats, int threads)
     double pair_flops(Py_ssize_t repeats, int threads)
+
+cdef extern from "gradient_schedule.hpp" nogil:
+    cdef cppclass gradient_task:
+        gradient_task()
+        attention_task inputs, gradients
+        bint bias_sums
+        double* sinks
+    bint run_gradients[A](const gradient_task& g, int threads)

@@ -7,6 +7,7 @@ Every function takes NumPy arrays of any layout and returns the kind of array it
 from dualsoft import accuracy, algorithms
 from dualsoft._version import __version__
 from dualsoft.attention import attention, attention_paged, attention_state, attention_varlen
+from dualsoft.attention_gradients import AttentionGrads, attention_backward, attention_varlen_backward
 from dualsoft.attention_state import AttentionState
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
@@ -23,6 +24,7 @@ from dualsoft.topk import TopK, softmax_topk
 from dualsoft.trace import Trace, TraceRow, trace
 
 __all__ = [
+    "AttentionGrads",
     "AttentionState",
     "BlockMask",
     "KVCache",
@@ -35,9 +37,11 @@ __all__ = [
     "accuracy",
     "algorithms",
     "attention",
+    "attention_backward",
     "attention_paged",
     "attention_state",
     "attention_varlen",
+    "attention_varlen_backward",
     "backend_for",
     "backends",
     "cross_entropy",

@@ -211,6 +211,54 @@ def attention(
     threads: int,
 ) -> None: ...
 
+# its gradients as dualsoft.gradient_problem.GradientProblem describes them. Arithmetic is float64 with float64;
+# dbias is float64 where bias_sums is True; dsinks is float64. Gradients of k and v come as 0. Raises MemoryError only
+
+def attention_backward(
+    q: Buffer,
+    q_code: int,
+    k: Buffer,
+    k_code: int,
+    v: Buffer,
+    v_code: int,
+    out: Buffer,
+    out_code: int,
+    lse: Buffer,
+    lse_code: int,
+    grad_out: Buffer,
+    grad_out_code: int,
+    grad_lse: Buffer | None,
+    grad_lse_code: int,
+    dq: Buffer | None,
+    dq_code: int,
+    dk: Buffer | None,
+    dk_code: int,
+    dv: Buffer | None,
+    dv_code: int,
+    dbias: Buffer | None,
+    dbias_code: int,
+    bias_sums: bool,
+    dsinks: Buffer | None,
+    float64: bool,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    lengths: Buffer | None,
+    offsets: Buffer | None,
+    mask: Buffer | None,
+    bias: Buffer | None,
+    bias_code: int,
+    sinks: Buffer | None,
+    slopes: Buffer | None,
+    block_mask: Buffer | None,
+    block_q: int,
+    block_k: int,
+    q_starts: Buffer | None,
+    k_starts: Buffer | None,
+    threads: int,
+) -> None: ...
+
 # the elementary functions on contiguous arrays, for tests: exp of [-inf, 16] in F32 or F64, log1p of [-1/2, inf] in F64
 
 def exp_array(x: Buffer, out: Buffer, code: int) -> None: ...

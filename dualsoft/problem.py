@@ -17,6 +17,7 @@ from dualsoft.arguments import format_of
 from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, PLAIN_FORMATS, Format, find_format, joint
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.linear_problem import LinearProblem
 from dualsoft.loss_problem import LossProblem
 from dualsoft.topk_problem import SampleProblem, TopKProblem
@@ -113,6 +114,7 @@ Problem = (
     | LinearProblem
     | TopKProblem
     | SampleProblem
+    | GradientProblem
 )
 
 

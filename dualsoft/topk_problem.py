@@ -1,7 +1,7 @@
 """The frozen descriptions of ``softmax_topk`` and ``sample``, and the only place that judges their arguments.
 
-As in ``dualsoft.problem``: ``mask`` is the bit mask of the one reduced axis, ``where`` has the shape of ``x``, ``scale``
-is None, a float, or a float64 array of the shape of ``x`` with the axis of length 1.
+As in ``dualsoft.problem``: ``mask`` is the bit mask of the one reduced axis, ``where`` has the shape of ``x``,
+``scale`` is None, a float, or a float64 array of the shape of ``x`` with the axis of length 1.
 """
 
 from typing import Any, NamedTuple

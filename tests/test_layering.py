@@ -38,6 +38,7 @@ LAYERS = (
         "attention",
         "state",
         "state_functions",
+        "attention_gradients",
         "attention_state",
         "algorithms",
         "attention_algorithms",
@@ -51,18 +52,18 @@ LAYERS = (
     {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
     {
         "backends.reference_complex",
-        "backends.reference_attention",
+        "backends.reference_gradients",
         "backends.reference_losses",
         "backends.reference_topk",
         "backends.cuda_rows",
     },
-    {"backends.cuda_launch"},
+    {"backends.cuda_launch", "backends.reference_attention"},
     {"backends.nvrtc", "backends.cuda_layout", "backends.reference_rows"},
     {"backends"},
     {"threads"},
     {"linear_chunks"},
     {"problem"},
-    {"linear_problem"},
+    {"linear_problem", "gradient_problem"},
     {"attention_problem", "loss_problem", "topk_problem"},
     {"loss_arguments"},
     {"attention_arguments", "attention_operands", "cache_arguments"},
@@ -81,6 +82,7 @@ WITHIN_A_LAYER = {
     ("losses", "state"),
     ("losses", "gradients"),
     ("linear_loss", "state"),
+    ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}

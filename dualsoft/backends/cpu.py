@@ -11,6 +11,7 @@ from dualsoft.arrays import Array, is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.dtypes import BF16, F64
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (
     CrossEntropyGradientProblem,
@@ -107,9 +108,25 @@ def _sample(kernels: ModuleType, problem: SampleProblem) -> None:
     kernels.sample(_bits(x, x_code), x_code, out, mask, options, key, limit())
 
 
+def _gradients(kernels: ModuleType, problem: GradientProblem) -> None:
+    call = problem.forward
+    given = (
+        *((call.q, call.x_code), (call.k, call.k_code), (call.v, call.v_code), (call.out, problem.out_code)),
+        *((call.lse, problem.lse_code), (problem.grad_out, problem.grad_out_code)),
+        *((problem.grad_lse, problem.grad_lse_code), (problem.dq, problem.dq_code), (problem.dk, problem.dk_code)),
+        *((problem.dv, problem.dv_code), (problem.dbias, problem.dbias_code)),
+    )
+    kernels.attention_backward(
+        *(part for array, code in given for part in (_bits(array, code), code)),
+        *(problem.bias_sums, problem.dsinks, call.out_code == F64, call.scale, call.softcap, call.left, call.right),
+        *(call.lengths, call.offsets, call.mask, _bits(call.bias, call.bias_code), call.bias_code, call.sinks),
+        *(call.slopes, call.block_mask, call.block_q, call.block_k, call.q_starts, call.k_starts, limit()),
+    )
+
+
 def _bits(array: Array, code: int) -> Array:
     """Return what the kernel reads: bfloat16 arrays have no buffer, so their bits are passed."""
-    return array.view(_uint16) if code == BF16 else array
+    return array.view(_uint16) if code == BF16 and array is not None else array
 
 
 def _cross_entropy(kernels: ModuleType, problem: CrossEntropyProblem) -> None:
@@ -179,6 +196,7 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     LinearGradientProblem: lambda kernels, problem: linear_chunks.gradients(problem, _blocks_by(kernels)),
     TopKProblem: _topk,
     SampleProblem: _sample,
+    GradientProblem: _gradients,
 }
 
 

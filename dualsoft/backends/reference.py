@@ -15,6 +15,7 @@ from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_attention import attention
 from dualsoft.backends.reference_complex import complex_logsumexp
+from dualsoft.backends.reference_gradients import attention_gradients
 from dualsoft.backends.reference_losses import (
     cross_entropy,
     cross_entropy_gradient,
@@ -36,6 +37,7 @@ from dualsoft.backends.reference_rows import (
 )
 from dualsoft.backends.reference_topk import drawn, ranked
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
 from dualsoft.loss_problem import (
     CrossEntropyGradientProblem,
@@ -201,6 +203,7 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     LinearGradientProblem: linear_gradients,
     TopKProblem: _topk,
     SampleProblem: _sample,
+    GradientProblem: attention_gradients,
 }
 
 
