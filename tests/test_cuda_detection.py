@@ -13,9 +13,9 @@ from cases import DTYPES
 from process import run_code
 
 import dualsoft as ds
-from dualsoft.backends import cuda, cuda_rows, nvrtc
+from dualsoft.backends import cuda, nvrtc
 from dualsoft.dtypes import BF16, F16, F32, F64
-from dualsoft.problem import NormalizeProblem, StateProblem, logsumexp_problem, softmax_problem
+from dualsoft.problem import NormalizeProblem, StateProblem, cumulative_problem, logsumexp_problem, softmax_problem
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -226,7 +226,7 @@ def test_warmup_loads_what_the_dtypes_need(
     cp: Any = Loads()
     monkeypatch.setattr(cuda, "_found", (cuda.Kernels(cp), None))
     options = {} if dtypes is None else {"dtypes": dtypes}
-    count = len(set(cuda_rows.variants(codes)))
+    count = len({variant for table in cuda._TABLES for variant in table.variants(codes)})
     assert ds.warmup(**options) == len(cp.made) == count
     assert len(set(cp.made)) <= len(cp.made)
     assert ds.warmup("cuda", **options) == count
@@ -254,23 +254,29 @@ def test_warmup_judges_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("key", "code"), [("f16", F16), ("bf16", BF16), ("f32", F32), ("f64", F64)])
 def test_warmup_covers_every_call_on_the_dtype(key: str, code: int) -> None:
     """No variant is missing, whatever the row length and the layout, and none is there in vain."""
-    cp, wanted = devices.module(NAME), set(cuda_rows.variants((code,)))
+    cp = devices.module(NAME)
+    wanted = {variant for table in cuda._TABLES for variant in table.variants((code,))}
     device, used = cuda.Kernels(cp).device(0), set()
     for n in (1, 64, 65, 256, 300, 1024, 1100, 4000, 8192, 9000, 16400, 200_000):
-        for step in (1, 2):
-            x = cp.zeros((2, step * n), DTYPES[key])[:, ::step]
-            m = cp.zeros((2, 1))
-            state = StateProblem(x, m, m, (1,), 2, None, None, code)
-            problems = [
-                *(softmax_problem(x, -1, None, None, None, None, log) for log in (False, True)),
-                logsumexp_problem(x, -1, None, False, False, None, None, None, None),
-                state,
-                NormalizeProblem(x, x, (1,), 2, None, None, code, code, m, m),
-            ]
-            for problem in problems:
-                used |= {launch.variant for launch in cuda._LAUNCHES[type(problem)](problem, device)}
+        wide = cp.zeros((2, 3 * n), DTYPES[key])
+        for x in (wide[:, :n], wide[:, ::3], cp.zeros((n, 64), DTYPES[key]).T):
+            for where in (None, x == 0):
+                for problem in problems_of(x, where, code):
+                    used |= {launch.variant for launch in cuda._LAUNCHES[type(problem)](problem, device)}
     assert used <= wanted, used - wanted
     assert used == wanted, wanted - used
+
+
+def problems_of(x: Any, where: Any, code: int) -> list[Any]:
+    m = devices.module(NAME).zeros((len(x), 1))
+    return [
+        *(softmax_problem(x, -1, where, None, None, None, log) for log in (False, True)),
+        logsumexp_problem(x, -1, None, False, False, where, None, None, None),
+        logsumexp_problem(x, -1, x, False, False, where, None, None, None),
+        cumulative_problem(x, -1, False, None, None),
+        StateProblem(x, m, m, (1,), 2, None, where, code),
+        NormalizeProblem(x, x, (1,), 2, None, where, code, code, m, m),
+    ]
 
 
 @pytest.fixture
