@@ -108,8 +108,8 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     function : str
         "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "cross_entropy",
         "linear_cross_entropy", "softmax_backward", "log_softmax_backward", "logsumexp_backward",
-        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a state;
-        "exp" and "log1p" are the kernels inside.
+        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a
+        state; "exp" and "log1p" are the kernels inside.
     dtype : dtype
         Of the result; for "softmax_state", of the input.
     n : int
