@@ -133,7 +133,7 @@ cdef inline void put_gradients(
         scatter_run_of(t.out_code, &g.w, 1, t.row(OP_OUT, r) + label * item_size(t.out_code), 0)
 
 
-cdef void run_gradients(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void run_row_gradients(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Rows first .. last - 1, whole."""
     cdef Py_ssize_t r, n = t.cols()
     cdef bint lies = lies_beside(t, tag), sums = needs_sum(t)
@@ -158,7 +158,7 @@ cdef int launch_gradient(const task* t, storage_t* tag, int threads) noexcept no
     if parts == 1 or rows >= threads or not has_memory(t):
         for i in prange(pieces, num_threads=threads, schedule="dynamic"):
             if has_memory(t):
-                run_gradients(t, tag, i * each, min(rows, (i + 1) * each))
+                run_row_gradients(t, tag, i * each, min(rows, (i + 1) * each))
         return 0
     sums = <double*>malloc(parts * sizeof(double))
     if sums == NULL:

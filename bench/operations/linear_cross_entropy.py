@@ -91,4 +91,5 @@ OPERATION = Operation(
         "torch.compile": by_torch,
         "jax": by_jax,
     },
+    takes_shapes=False,
 )
