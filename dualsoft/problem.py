@@ -212,7 +212,7 @@ def _weighted(a: object, array: Array, b: object) -> tuple[Array, Array, Format,
         together = joint(a, array.dtype, b, weights.dtype)
     except TypeError:
         together = None
-    result = None if together is None else findformat_of(together, complex_too=True)
+    result = None if together is None else find_format(together, complex_too=True)
     if result is None:
         raise TypeError(f"a is {array.dtype} and b is {weights.dtype}: they have no common dtype that dualsoft takes")
     xp = module_of(array)
@@ -289,5 +289,5 @@ def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any],
 
 
 def _code(array: Array) -> int:
-    known = findformat_of(array.dtype)
+    known = find_format(array.dtype)
     return COMPLEX if known is None else known.code
