@@ -116,7 +116,17 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 
 def test_the_problem_knows_no_backend() -> None:
-    for name in ("problem", "attention_problem", "topk_problem", "philox", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
+    for name in (
+        "problem",
+        "attention_problem",
+        "topk_problem",
+        "philox",
+        "arguments",
+        "attention_arguments",
+        "arrays",
+        "dtypes",
+        "accuracy",
+    ):
         assert not {n for n in own(PACKAGE / f"{name}.py") if n.startswith(("backends", "registry"))}
 
 

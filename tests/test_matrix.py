@@ -164,7 +164,7 @@ def fits_device(case: Case) -> bool:
 
 
 def fits(name: str, case: Case) -> bool:
-    """State, normalize and top-k take no dtype, top-k one axis; the cumulative sum neither where, scale nor several axes."""
+    """State, normalize and top-k take no dtype, top-k one axis; the cumulative sum no where, scale or several axes."""
     if name == "cumulative_logsumexp":
         return type(case.axis) is int and not set(case.options) - {"dtype"}
     if name == "softmax_topk" and (type(case.axis) is not int or not case.x.shape[case.axis]):

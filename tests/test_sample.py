@@ -22,7 +22,7 @@ def fits(drawn: Array, p: Array) -> None:
     counts = np.bincount(drawn, minlength=len(p))
     assert counts[p == 0].sum() == 0
     seen = p > 0
-    assert stats.chisquare(counts[seen], p[seen] * len(drawn)).pvalue > 1e-3, counts
+    assert seen.sum() == 1 or stats.chisquare(counts[seen], p[seen] * len(drawn)).pvalue > 1e-3, counts
 
 
 def logits(p: Array, rows: int = DRAWS) -> Array:
@@ -42,7 +42,7 @@ def logits(p: Array, rows: int = DRAWS) -> Array:
         ({"top_p": 0.6}, P * (P > 0.2)),
         ({"top_p": 0.0}, P * (P == 0.4)),
         ({"top_p": 1.0}, P),
-        ({"top_k": 4, "min_p": 0.3, "top_p": 0.8}, P * (P > 0.12)),  # of 0.4, 0.25, 0.15 the sum is 0.8
+        ({"top_k": 4, "min_p": 0.3, "top_p": 0.8}, P * (P > 0.2)),  # 0.8 of 0.4 + 0.25 + 0.15 is 0.64
         ({"top_k": 3, "top_p": 0.8}, P * (P > 0.2)),  # 0.65 of 0.8 is enough: renormalised
         ({"temperature": 0.5, "top_p": 0.9}, P**2 * (P > 0.12)),
     ],

@@ -34,7 +34,9 @@ def test_many_ties_at_the_border(backend: str, n: int) -> None:
     x = np.zeros((2, n), F32)
     x[1] = np.arange(n) % 3
     for k in (1, 50, 400, n):
-        want = np.stack([np.arange(k), np.concatenate([np.arange(2, n, 3), np.arange(1, n, 3), np.arange(0, n, 3)])[:k]])
+        want = np.stack(
+            [np.arange(k), np.concatenate([np.arange(2, n, 3), np.arange(1, n, 3), np.arange(0, n, 3)])[:k]]
+        )
         assert (ds.softmax_topk(x, k).indices == want).all()
 
 
