@@ -42,7 +42,6 @@ template <class Part> DS_DEVICE pair join(i64 count, Part part) {
     return group<32>::reduce(p, merging());
 }
 
-DS_DEVICE f64 sum_of(pair p) { return value_of(p.rest + 1.0); }
 DS_DEVICE f64 log_of_sum(pair p) { return log1p_of(value_of(p.rest)); }
 // m + log1p(rest); -inf for a row of nothing, +inf for one with +inf.
 DS_DEVICE f64 log_of(pair p) { return p.m + log_of_sum(p); }
