@@ -147,7 +147,7 @@ UNALIGNED = {
     "the end of a row is a whole piece": Mutation(
         "return at >= begin && at + 16 <= end ? load_aligned",
         "return true ? load_aligned",
-        ("odd rows",),
+        ("odd block",),
         ("out of bounds",),
     ),
     "a piece is stored over its neighbours": Mutation(

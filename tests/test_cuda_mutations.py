@@ -100,6 +100,7 @@ CALLS = {
     "where by columns": Call("softmax", NAN_HIDDEN, -1, {"where": np.asfortranarray(HIDDEN)}),
     "where, block": Call("softmax", BLOCK, -1, {"where": BLOCK > -1}),
     "odd rows": Call("softmax", normal("f32", 5, 1001)),
+    "odd block": Call("softmax", BLOCK),
     "odd f16": Call("softmax", normal("f16", 5, 1001)),
     "tiled end": Call("softmax", gaps(TILED[:, :-3])),
     "where and scale": Call("softmax", NAN_HIDDEN, -1, {"where": HIDDEN, "scale": FACTORS}),
