@@ -31,7 +31,7 @@ REGISTERS = {
     "softmax_kept": 128,
     "parts_of_rows": 184,
     "join_parts": 64,
-    "normalize_rows": 184,
+    "normalize_rows": 192,
     "weighted_rows": 128,
     "weighted_join": 96,
     "cumulative_rows": 128,
@@ -131,8 +131,9 @@ def accesses_due(variant: Variant) -> dict[str, int]:
     if not int(macros.get("DS_DIRECT", 0)):
         return {}
     due = {}
-    ways = {"LDG": "DS_X", "STG": "DS_Y"} if variant.kernel == "softmax_rows" else {"LDG": "DS_X"}
-    for way, macro in ways.items():
+    reads, writes = {"LDG": "DS_X"}, {"STG": "DS_Y"}
+    ways = {"softmax_rows": reads | writes, "normalize_rows": reads | writes, "softmax_kept": writes}
+    for way, macro in ways.get(variant.kernel, reads).items():
         size = int(macros["DS_CHUNK"]) * BYTES[str(macros[macro]).removeprefix("ds::")]
         width = min(size, 16)
         due[f"{way}.{width * 8}"] = int(macros["DS_SLOTS"]) * (size // width)
@@ -145,6 +146,18 @@ def test_accesses_are_wide(found: tuple[Code, ...]) -> None:
         for code in found
         for name, due in accesses_due(code.variant).items()
         if code.counts[name] < due
+    )
+
+
+def test_kept_rows_are_copied_beside_the_threads(found: tuple[Code, ...]) -> None:
+    """One cp.async of 16 bytes for each chunk; sm_75 has none, and loads as wide."""
+    kept = [code for code in found if code.variant.kernel == "softmax_kept"]
+    assert kept
+    name = "LDGSTS" if found[0].architecture >= 80 else "LDG.128"
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.counts[name]} {name}"
+        for code in kept
+        if code.counts[name] < (int(dict(code.variant.defines)["DS_SLOTS"]) if name == "LDGSTS" else 1)
     )
 
 
@@ -181,7 +194,7 @@ def test_half_types_take_no_float64_exponential(found: tuple[Code, ...]) -> None
         for macros in [dict(code.variant.defines)]
         if BYTES.get(str(macros.get("DS_X", "")).removeprefix("ds::")) == 2
         and BYTES.get(str(macros.get("DS_Y", "")).removeprefix("ds::")) == 2
-        and not (code.variant.kernel == "normalize_columns" and macros["DS_LOG"])
+        and not (code.variant.kernel.startswith("normalize") and macros["DS_LOG"])
         and code.counts["MUFU"]
         < int(macros.get("DS_WIDTH", macros.get("DS_CHUNK", 0))) * int(macros.get("DS_SLOTS", 8))
     )
