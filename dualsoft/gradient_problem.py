@@ -253,8 +253,10 @@ def _of_bias(bias: Any, forward: AttentionProblem, given: Operands) -> _Made:
     scores = () if forward.bias is None else forward.bias.shape
     shape = (1,) * (len(scores) - array.ndim) + array.shape
     made = xp.zeros(shape, dtype if shape == scores else FLOAT64)
-    strides = tuple(0 if n == 1 else step for n, step in zip(shape, made.strides, strict=True))
-    view = made if shape == scores else xp.lib.stride_tricks.as_strided(made, scores, strides)
+    view = made
+    if shape != scores:
+        strides = tuple(0 if n == 1 else step for n, step in zip(shape, made.strides, strict=True))
+        view = xp.ndarray(scores, FLOAT64, made if xp is np else made.data, strides=strides)
     return _Made(view, _code_of(made), Answer(made, array.shape, dtype))
 
 
