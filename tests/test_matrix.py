@@ -149,6 +149,7 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 }
 
 
+SAME_TEXT = ("state", "normalize", "cumulative_logsumexp")
 SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "state", "normalize", "cumulative_logsumexp")
 
 
@@ -191,6 +192,8 @@ def ids() -> Iterator[Any]:
 def test_matrix(name: str, group_name: str, key: str, backend: str) -> None:
     if is_device(backend) and name not in SERVED_ON_DEVICES:
         pytest.skip(f"the CUDA backend has no kernels for {name} yet")
+    if backend in ("cuda-emulated:sm_75", "cuda-emulated:sm_90") and name in SAME_TEXT:
+        pytest.skip("its text has no branch by architecture: cuda-emulated:sm_80 runs it, and every card")
     with ds.use_backend(backend):
         run_matrix(name, group_name, key, backend)
 
