@@ -53,7 +53,8 @@ SUBROUTINES = {
     "store_elements": "the same",
     "exponential_above": "exponentials of what lies above the m of a state",
     "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
-    "shflsync_bfly": "shuffles of tiled rows up to sm_89: the loop over segments hides that all lanes are there",
+    "shflsync": "shuffles up to sm_89, where loops or teams shorter than a warp hide that all lanes are there",
+    "votesync": "votes, the same",
     "rem_s64": "the same",
 }
 """What may be called, and what for. The names stand in what the compiler calls them."""
