@@ -22,7 +22,7 @@ Weight
     Of a difference s <= 0 from the maximum, for what counts as mass: `exp`.
 """
 
-import secrets
+import os
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def random_key(rng: object) -> Array:
     if isinstance(rng, np.random.Generator | np.random.RandomState):
         return np.frombuffer(rng.bytes(16), "<u4").astype(np.uint32)
     if rng is None:
-        return np.frombuffer(secrets.token_bytes(16), "<u4").astype(np.uint32)
+        return np.frombuffer(os.urandom(16), "<u4").astype(np.uint32)
     try:
         seed = integer_of(rng, "rng")
     except TypeError:
