@@ -14,7 +14,7 @@ import numpy as np
 from dualsoft.arrays import Array
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_layout import Layout, Strides, layout_of
-from dualsoft.backends.cuda_rows import STORAGE, joining, strides_of
+from dualsoft.backends.cuda_rows import STORAGE, factors_of, joining, state_code, strides_of
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, F16, F32, F64
 from dualsoft.problem import LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
@@ -83,12 +83,8 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
             for log in (0, 1):
                 yield _variant("softmax_columns", code, code, wide, DS_LOG=log)
                 yield _variant("normalize_columns", code, code, wide, DS_LOG=log)
-            for out_code in {code, _state_code(code)}:
+            for out_code in {code, state_code(code)}:
                 yield _variant("logsumexp_columns", code, out_code, wide)
-
-
-def _state_code(x_code: int) -> int:
-    return F64 if x_code == F64 else F32
 
 
 # ------------------------------------------------------------------ how columns are shared out
@@ -210,14 +206,10 @@ def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Arra
     return _plan(x.shape, problem.axes, strides, (x.dtype.itemsize, out.dtype.itemsize))
 
 
-def _factor(scale: float | None) -> np.float64:
-    return np.float64(1.0 if scale is None else scale)
-
-
 # ------------------------------------------------------------------ problems
 def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output."""
-    x, out, size, factor = problem.x, problem.out, problem.x.dtype.itemsize, _factor(problem.scale)
+    x, out, size, factor = problem.x, problem.out, problem.x.dtype.itemsize, factors_of(problem.scale)[1]
     plan = _planned(problem, out)
     if plan.at.n <= _PART:
         wide = _is_wide(plan, x, size, out)
@@ -239,7 +231,7 @@ def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
 
 def state(problem: StateProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes m and d - 1."""
-    yield from _reduction(problem, problem.m, problem.rest, _state_code(problem.x_code), True, device)
+    yield from _reduction(problem, problem.m, problem.rest, state_code(problem.x_code), True, device)
 
 
 def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
@@ -259,7 +251,7 @@ def _reduction(
     variant = _variant("logsumexp_columns", problem.x_code, code, wide)
     parts = -(-plan.at.n // _PART)
     pairs = device.scratch((plan.at.rows * parts, 3)) if parts > 1 else None
-    yield tiles.launch(variant, x, _factor(problem.scale), out, sign, np.int32(is_state), pairs)
+    yield tiles.launch(variant, x, factors_of(problem.scale)[1], out, sign, np.int32(is_state), pairs)
     if pairs is not None:
         yield joining(code, pairs, parts, (out, sign), is_state, plan.at, 0, plan.at.rows)
 
@@ -269,4 +261,4 @@ def _normalization(problem: Any, m: Array, rest: Array, log: bool) -> Iterator[L
     plan = _planned(problem, out, rest, m)
     wide = _is_wide(plan, x, size, out)
     variant = _variant("normalize_columns", problem.x_code, problem.out_code, wide, DS_LOG=int(log))
-    yield _tiles(plan, wide, x, problem.out_code).launch(variant, x, _factor(problem.scale), m, rest, out)
+    yield _tiles(plan, wide, x, problem.out_code).launch(variant, x, factors_of(problem.scale)[1], m, rest, out)

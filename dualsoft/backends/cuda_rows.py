@@ -116,10 +116,10 @@ def _join_variant(out_code: int) -> Variant:
 
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need, results of the same dtype."""
-    for out_code in dict.fromkeys(out for code in codes for out in (code, _state_code(code))):
+    for out_code in dict.fromkeys(out for code in codes for out in (code, state_code(code))):
         yield _join_variant(out_code)
     for code in codes:
-        width, arithmetic = _width(code, code), _state_code(code)
+        width, arithmetic = _width(code, code), state_code(code)
         for log in (False, True):
             yield _kept_variant(code, code, log)
         for direct in (True, False):
@@ -248,10 +248,10 @@ def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
 
 def state(problem: StateProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes m and d - 1."""
-    yield from _reduction(problem, problem.m, problem.rest, _state_code(problem.x_code), True, device)
+    yield from _reduction(problem, problem.m, problem.rest, state_code(problem.x_code), True, device)
 
 
-def _state_code(x_code: int) -> int:
+def state_code(x_code: int) -> int:
     """Return the code of the arithmetic that a state is made by: its values are not rounded to half types."""
     return F32 if x_code in _NARROW else F64
 
