@@ -23,11 +23,12 @@ class Gradient(NamedTuple):
     exact: Array
     plain: Array  # in the operand's dtype: the worst of several ways
     dtype: Any
+    of_out: float  # what the rounding of the given out adds to a sum over queries, in which all else may cancel
 
     @property
     def limit(self) -> float:
         """The criterion of attention's own result."""
-        return accuracy.attention_bound(self.plain, self.exact, self.dtype)
+        return accuracy.attention_bound(self.plain, self.exact, self.dtype) + self.of_out
 
 
 class Call(NamedTuple):
@@ -101,8 +102,12 @@ def gradients(
                 want = summed(exact[name], np.shape(given[name]))
                 rounded = summed(plain[name], np.shape(given[name])).astype(dtype)
                 error = largest(rounded.astype(np.float64).astype(wide) - want)
+                of_out = 0.0
+                if name in ("bias", "sinks") and want.size < np.size(exact["scores"]):
+                    parts = exact["scores"] if name == "bias" else exact["shares"]
+                    of_out = accuracy.unit_roundoff(result) * float(largest(summed(parts, np.shape(given[name]))))
                 if name not in found or error > largest(found[name].plain.astype(np.float64).astype(wide) - want):
-                    found[name] = Gradient(want, rounded, dtype)
+                    found[name] = Gradient(want, rounded, dtype, of_out)
     return found
 
 
@@ -139,11 +144,14 @@ def one_pass(
         "v": shared(product(p.swapaxes(-1, -2), g), group),
         "bias": ds,
         "sinks": None,
+        # of what is summed into delta, the sizes: each gradient of a score has p times that of its row
+        "scores": p * np.abs(np.where(out == 0, 0, g * out)).sum(-1)[..., None],
     }
     if call.sinks is not None:
         sink = np.asarray(call.sinks).astype(wide)[:, None]
         share = np.where(np.isneginf(sink) | np.isneginf(lse), 0, exponential(sink - lse))
         found["sinks"] = -(share * delta).sum(-1)
+        found["shares"] = (share * np.abs(np.where(out == 0, 0, g * out)).sum(-1)).sum(-1)
     return found
 
 
