@@ -15,6 +15,7 @@ output and one logarithm a query, of the loss one logarithm a character.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -62,7 +63,8 @@ class Config(NamedTuple):
         return shapes | {"norm": (width,)}
 
 
-class Weights(NamedTuple):
+@dataclass(frozen=True)
+class Weights:
     """Arrays by name, which are parts of one vector: the optimiser sees a vector, the network sees matrices."""
 
     vector: Array

@@ -177,7 +177,7 @@ def run(given: argparse.Namespace, text: Text, xp: ModuleType) -> int:
     )
     model = character_model.new_model(config, given.seed, xp)
     print(
-        f"{len(text.learnt)} characters to learn from, {len(text.unseen)} not to see, {len(text.characters)} different; "
+        f"{len(text.learnt)} characters to learn from, {len(text.unseen)} not to see, {config.characters} different; "
         f"{character_model.size(config)} weights; {dualsoft.backend_for(model.weights.vector)}",
         file=sys.stderr,
     )
