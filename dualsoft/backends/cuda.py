@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_rows, nvrtc
+from dualsoft.attention_problem import AttentionProblem
+from dualsoft.backends import Backend, cuda_attention, cuda_rows, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -23,6 +24,7 @@ _OLDEST_CUPY = 13
 _LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
     SoftmaxProblem: cuda_rows.softmax,
     LogSumExpProblem: cuda_rows.logsumexp,
+    AttentionProblem: cuda_attention.attention,
 }
 
 _PROBE = Variant("probe.cu", "probe", ())
