@@ -8,9 +8,14 @@
 namespace ds {
 
 typedef wide_of<compute> wide;
-constexpr int OWNED_ROWS = DS_FEW ? ROWS / SHARES : ROWS_EACH;      // whose outputs a thread ends with
 
-struct block_memory { compute *tile, *weights; f64 *m, *d; };
+// Shared memory of a block. The sums of its rows take the place of the tiles.
+struct block_memory {
+    compute *tile, *weights, *sums;
+    f64 *m, *d;                     // of the rows
+    i64 *lo, *hi;                   // the keys that they see as far as positions tell
+    u32* is_odd;                    // whose sums are not finite, though d is
+};
 
 // What a thread has of its rows: m in units of t.unit, its own part of d, outputs.
 struct running {
@@ -52,25 +57,43 @@ DS_DEVICE void reduce_rows(compute (&largest)[ROWS_EACH]) {
 }
 
 struct span { i64 j0, j1; bool is_edge; };          // keys of a tile; whether some row does not see all of them
+DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
+DS_DEVICE int key_of_thread(int b) { return int(threadIdx.x) % THREADS_X + THREADS_X * b; }
 
-// Hides what a row does not see, and applies the options to the rest.
-DS_DEVICE void settle(const attention_task& t, const work_item& w, const option_bases& from, const span& keys, compute (&s)[ROWS_EACH][KEYS_EACH]) {
-    if (!DS_OPTIONS && !keys.is_edge) return;
+// Hides what a row does not see by position.
+DS_DEVICE void hide(const block_memory& memory, const span& keys, compute (&s)[ROWS_EACH][KEYS_EACH]) {
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a) {
-        const i64 row = w.first + int(threadIdx.x) / THREADS_X + THREADS_Y * a;
-        const row_place at = place_of_row(t, w.head, least(row, w.last - 1));
-        const key_range seen = w.of.seen_by(t, at.query);
-        row_options options = {nullptr, nullptr, nullptr, 0.0, 0};
-        if (DS_OPTIONS) options = options_of_row(t, w.of, from, at);
+        const int lo = int(most(memory.lo[row_of_thread(a)] - keys.j0, 0)), hi = int(least(memory.hi[row_of_thread(a)], keys.j1) - keys.j0);
 #pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b)
+            if (key_of_thread(b) < lo || key_of_thread(b) >= hi) s[a][b] = compute(-infinity());
+    }
+}
+
+// Applies the options to what is left. Scores pass through shared memory, one by one: the code stands once, and registers are few.
+DS_DEVICE void apply_options(const attention_task& t, const work_item& w, const option_bases& from, const span& keys, compute* weights,
+                             compute (&s)[ROWS_EACH][KEYS_EACH]) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) weights[place_of_score(a, b)] = s[a][b];
+#pragma unroll 1
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const i64 row = least(w.first + row_of_thread(a), w.last - 1);
+        const row_options options = options_of_row(t, w.of, from, place_of_row(t, w.head, row));
+        const key_range seen = w.of.seen_by(t, quotient_of(row, t.group));
+#pragma unroll 1
         for (int b = 0; b < KEYS_EACH; ++b) {
-            const i64 j = keys.j0 + int(threadIdx.x) % THREADS_X + THREADS_X * b;
-            const bool is_seen = j >= seen.lo && j < seen.hi && j < keys.j1;
-            if (!is_seen) s[a][b] = compute(-infinity());
-            else if (DS_OPTIONS) s[a][b] = settled(t, options, j, s[a][b]);
+            const i64 j = keys.j0 + key_of_thread(b);
+            compute& score = weights[place_of_score(a, b)];
+            score = j >= seen.lo && j < least(seen.hi, keys.j1) ? settled(t, options, j, score) : compute(-infinity());
         }
     }
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) s[a][b] = weights[place_of_score(a, b)];
 }
 
 // One step of the online softmax: the scores become weights, in shared memory; m, d and o move on.
@@ -86,7 +109,7 @@ DS_DEVICE void weigh(compute unit, int kind, compute (&s)[ROWS_EACH][KEYS_EACH],
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a) {
         const compute m = largest[a], shift = is_finite(m) ? m : compute(0);
-        const bool stays = m == r.m[a] || m == compute(infinity()) || kind >= UPWARDS;
+        const bool stays = m == r.m[a] || m == compute(infinity()) || kind == COUNTED;
         const compute alpha = stays ? compute(1) : weight_of(mul(sub(r.m[a], shift), unit));
         r.m[a] = m;
         compute sum = compute(0);
@@ -94,7 +117,7 @@ DS_DEVICE void weigh(compute unit, int kind, compute (&s)[ROWS_EACH][KEYS_EACH],
         for (int b = 0; b < KEYS_EACH; ++b) {
             compute p = weight_of(mul(sub(s[a][b], shift), unit));
             sum = add(sum, p);
-            if (kind >= UPWARDS) p = compute(s[a][b] > compute(-infinity()));
+            if (kind == COUNTED) p = compute(s[a][b] > compute(-infinity()));
             weights[place_of_score(a, b)] = p;
         }
         r.d[a] = fused(r.d[a], f64(alpha), f64(sum));
@@ -122,7 +145,15 @@ DS_DEVICE reach reach_of(const attention_task& t, const work_item& w) {
     return {{first.lo, last.hi}, {last.lo, first.hi}};
 }
 
-struct summing { const attention_task& t; const work_item& w; const reach& seen; const option_bases& from; compute unit; block_memory memory; };
+struct summing {
+    const attention_task& t;
+    const work_item& w;
+    const reach& seen;
+    const option_bases& from;
+    compute unit;
+    f64 exact_unit;
+    block_memory memory;
+};
 
 // Adds one run of keys, all of its tiles. Returns whether a value was met that is not finite.
 DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
@@ -139,7 +170,8 @@ DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
         if (!is_tile_visible(t, w, in.from, keys)) continue;
         compute s[ROWS_EACH][KEYS_EACH];
         multiply(t, q, k, j0, j1, in.memory.tile, in.memory.weights, s);
-        settle(t, w, in.from, keys, s);
+        if (DS_OPTIONS) apply_options(t, w, in.from, keys, in.memory.weights, s);
+        else if (keys.is_edge) hide(in.memory, keys, s);
         weigh(in.unit, kind, s, r, in.memory.weights);
         for (i64 j = j0; j < j1; j += VALUE_KEYS) {
             __syncthreads();
@@ -151,50 +183,29 @@ DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
     return is_met;
 }
 
-// The outputs of the rows that a thread ends with, and where these rows and columns are.
-struct owned { compute o[OWNED_ROWS][VECTORS * VECTOR]; };
-DS_DEVICE int owned_row(int a) { return DS_FEW ? int(threadIdx.x) / LANES * OWNED_ROWS + a : int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
-DS_DEVICE int owned_column(int c) { return (c * LANES + int(threadIdx.x) % LANES) * VECTOR; }
-
-// Adds up what threads have in parts: d, and with few rows the outputs of the shares of keys. m and d of the rows are in shared memory then.
-DS_DEVICE owned collect(const running& r, const block_memory& memory) {
-    owned mine;
+// Leaves the sums of the rows, and their pairs, in shared memory. With few rows each share of keys has sums of its own.
+DS_DEVICE void collect(const running& r, const block_memory& memory) {
     f64 d[ROWS_EACH];
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a) d[a] = group<THREADS_X>::reduce(r.d[a], plus());
     __syncthreads();
-    if (threadIdx.x % THREADS_X == 0)
+    const int lane = int(threadIdx.x) % LANES, share = DS_FEW ? int(threadIdx.x) / LANES : 0;
 #pragma unroll
-        for (int a = 0; a < ROWS_EACH; ++a) {
-            const int row = int(threadIdx.x) / THREADS_X + THREADS_Y * a;
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const int row = DS_FEW ? a : row_of_thread(a);
+        if (threadIdx.x % THREADS_X == 0) {
             memory.m[row] = f64(r.m[a]);
             memory.d[row] = d[a];
         }
-    if (!DS_FEW) {
-        __syncthreads();
 #pragma unroll
-        for (int a = 0; a < OWNED_ROWS; ++a)
+        for (int c = 0; c < VECTORS; ++c) {
+            vector v;
 #pragma unroll
-            for (int i = 0; i < VECTORS * VECTOR; ++i) mine.o[a][i] = r.o[a][i];
-        return mine;
-    }
-    const int lane = int(threadIdx.x) % LANES, share = int(threadIdx.x) / LANES;
-#pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) memory.tile[(share * ROWS + a) * COLUMNS + lane * VECTOR + i] = r.o[a][i];
-    __syncthreads();
-#pragma unroll
-    for (int a = 0; a < OWNED_ROWS; ++a)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            const compute* const part = memory.tile + owned_row(a) * COLUMNS + lane * VECTOR + i;
-            compute sum = part[0];
-#pragma unroll
-            for (int k = 1; k < SHARES; ++k) sum = add(sum, part[k * ROWS * COLUMNS]);
-            mine.o[a][i] = sum;
+            for (int i = 0; i < VECTOR; ++i) v.at[i] = r.o[a][c * VECTOR + i];
+            *(vector*)(memory.sums + (share * ROWS + row) * COLUMNS + (c * LANES + lane) * VECTOR) = v;
         }
-    return mine;
+    }
+    __syncthreads();
 }
 
 }  // namespace ds
@@ -204,11 +215,14 @@ DS_DEVICE owned collect(const running& r, const block_memory& memory) {
 extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::IS_WIDE ? 2 : 3)
     attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs) {
     using namespace ds;
-    DS_SHARED(vector, tile, TILE_LENGTH / VECTOR);
-    DS_SHARED(vector, weights, WEIGHTS_LENGTH / VECTOR);
+    DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
     DS_SHARED(f64, m, ROWS);
     DS_SHARED(f64, d, ROWS);
-    const block_memory memory = {(compute*)tile, (compute*)weights, m, d};
+    DS_SHARED(i64, lo, ROWS);
+    DS_SHARED(i64, hi, ROWS);
+    DS_SHARED(u32, is_odd, ROWS);
+    compute* const tile = (compute*)tiles;
+    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd};
     const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
     for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
         const work_item w = work_of(t, index, ROWS, DS_FEW);

@@ -24,7 +24,7 @@ constexpr int THREADS = 128;
 constexpr int VECTOR = 16 / int(sizeof(compute));
 constexpr int ROWS = DS_FEW ? 8 : IS_WIDE ? 32 : 64;
 constexpr int KEYS = DS_FEW ? 128 : 64;
-constexpr i64 RUN = DS_FEW ? 1024 : 4096;           // keys whose sums are not merged yet
+constexpr i64 RUN = DS_FEW ? 1024 : 2048;           // keys whose sums are not merged yet
 constexpr int THREADS_X = DS_FEW ? 128 : 16, THREADS_Y = THREADS / THREADS_X;
 constexpr int ROWS_EACH = ROWS / THREADS_Y, KEYS_EACH = KEYS / THREADS_X;
 constexpr int LANES = DS_FEW ? 32 : 16;             // that share a row's columns
@@ -39,8 +39,8 @@ constexpr int VALUE_KEYS = 32;
 constexpr int SLICE_PITCH = SLICE + VECTOR, VALUE_PITCH = COLUMNS + VECTOR, WEIGHT_PITCH = KEYS + 16;
 constexpr int OPERANDS_LENGTH = (ROWS + KEYS) * SLICE_PITCH, VALUES_LENGTH = VALUE_KEYS * VALUE_PITCH;
 constexpr int TILE_LENGTH = OPERANDS_LENGTH > VALUES_LENGTH ? OPERANDS_LENGTH : VALUES_LENGTH;
-constexpr int WEIGHTS_LENGTH = ROWS * WEIGHT_PITCH;
-static_assert(SHARES == 1 || SHARES * ROWS * COLUMNS <= TILE_LENGTH, "outputs of all shares fit into a tile");
+constexpr int WEIGHTS_LENGTH = ROWS * WEIGHT_PITCH, MEMORY_LENGTH = TILE_LENGTH + WEIGHTS_LENGTH;
+static_assert(SHARES * ROWS * COLUMNS <= MEMORY_LENGTH, "the outputs of a block take the place of its tiles");
 
 typedef chunk<compute, VECTOR> vector;
 
@@ -83,14 +83,17 @@ DS_DEVICE void put_elements(compute* to, const compute (&x)[AT_ONCE]) {
 }
 
 // What the second product is of. Values that are not finite are 0 in ordinary sums: 0 NaN never arises, and a weight that underflowed beside an
-// infinite value is not lost. They are counted by themselves: where values that go up (+inf or NaN), or down, are seen.
-enum summand { ORDINARY, SHRUNK, UPWARDS, DOWNWARDS };
+// infinite value is not lost. They are counted by themselves, where they are seen: +inf as 1, -inf as DOWN, NaN as both.
+enum summand { ORDINARY, SHRUNK, COUNTED };
 constexpr compute SHRINK = compute(0x1p-64);        // sums of values that are shrunk do not overflow
+constexpr compute DOWN = compute(4096);
+static_assert(RUN < 4096 && RUN * 4097 <= 1 << 24, "counts are exact in float32, and told apart");
 DS_DEVICE compute as_summand(compute v, int kind, bool& is_met) {
     const bool finite = is_finite(v);
     is_met |= !finite;
-    if (kind <= SHRUNK) return !finite ? compute(0) : kind == SHRUNK ? mul(v, SHRINK) : v;
-    return !finite && !(v == compute(kind == UPWARDS ? -infinity() : infinity())) ? compute(1) : compute(0);
+    if (kind == ORDINARY) return finite ? v : compute(0);
+    if (kind == SHRUNK) return finite ? mul(v, SHRINK) : compute(0);
+    return finite ? compute(0) : v == compute(infinity()) ? compute(1) : v == compute(-infinity()) ? DOWN : add(DOWN, compute(1));
 }
 
 // ------------------------------------------------------------------ the first product

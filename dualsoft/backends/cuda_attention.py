@@ -24,7 +24,7 @@ _BLOCK = 128
 # By arithmetic: rows of a block (few, many), and columns of the values that it takes.
 _ROWS = {"f32": (8, 64), "f64": (8, 32)}
 _COLUMNS = {"f32": 128, "f64": 64}
-_RUN = {True: 1024, False: 4096}
+_RUN = {True: 1024, False: 2048}
 _SUM_BYTES = {"f32": 8, "f64": 16}
 
 
