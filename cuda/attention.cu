@@ -212,7 +212,7 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
 
 #include "attention_emit.cuh"
 
-extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::IS_WIDE ? 2 : 3)
+extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs) {
     using namespace ds;
     DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
