@@ -37,10 +37,9 @@ template <class C> DS_DEVICE C joined(C s, C b) {
     if (s == C(-infinity()) || b == C(-infinity())) return C(-infinity());
     return sum < -LARGEST<C> && is_finite(s) && is_finite(b) ? -LARGEST<C> : sum;
 }
-// A finite float64 number as C: finite.
-template <class C> DS_DEVICE C held(f64 x) {
-    return rounded<C>::of(is_finite(x) ? larger(-larger(-x, -f64(LARGEST<C>)), -f64(LARGEST<C>)) : x);
-}
+// A float64 number as C, cut to what C holds.
+template <class C> DS_DEVICE C cut(f64 x) { return rounded<C>::of(larger(-larger(-x, -f64(LARGEST<C>)), -f64(LARGEST<C>))); }
+template <class C> DS_DEVICE C held(f64 x) { return is_finite(x) ? cut<C>(x) : rounded<C>::of(x); }
 
 // What one row's scores meet.
 struct row_options {
@@ -61,7 +60,7 @@ DS_DEVICE row_options options_of_row(const attention_task& t, const sequence& s,
 
 template <class C> DS_DEVICE C with_alibi(C s, f64 slope, i64 distance) {
     const f64 penalty = -slope * f64(distance < 0 ? -distance : distance);
-    if (is_finite(slope)) return joined(s, held<C>(penalty));
+    if (is_finite(slope)) return joined(s, cut<C>(penalty));
     return s == C(-infinity()) || penalty == -infinity() ? C(-infinity()) : add(s, rounded<C>::of(penalty));
 }
 

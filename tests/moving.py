@@ -65,7 +65,7 @@ class Cache:
 
     def attention(self, q: Any, **options: Any) -> Any:
         placed = {key: x if key in ON_HOST else self._moving.put(x) for key, x in options.items()}
-        return Moving.got(self._cache.attention(self._moving.put(q), **placed))
+        return Moving.got(self._cache.attention(self._moving.put(q), **placed), options.get("out"))
 
     def fork(self, index: Any) -> "Cache":
         return Cache(self._moving, self._cache.fork(index))

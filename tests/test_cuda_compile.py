@@ -22,7 +22,7 @@ CHOSEN = (
     cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
 )
 
-REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16}
+REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16, "attention": 255, "attention_merge": 128}
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor."""
 
 _LONGEST_LOG = "softmax_rows[x=f32, y=f32, group=512, chunk=4, slots=8, direct=1, tiled=0, log=1]"
@@ -36,6 +36,8 @@ SUBROUTINES = {
     "dblrcp_rn_slowpath": "reciprocals in float64, the same",
     "div_rn_f64_full": "quotients in float64, the same",
     "offset_along_axes": "the place of a row or element along several axes",
+    "offset_along_batch": "the place of a sequence along several axes of a batch",
+    "uncommon_number": "elements whose dtype is known at run time only",
     "div_s64": "the same",
     "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
     "shflsync_bfly": "shuffles of tiled rows up to sm_89: the loop over segments hides that all lanes are there",

@@ -42,7 +42,7 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
     for arithmetic in sorted({_arithmetic(code) for code in codes}):
         yield _merging(arithmetic)
         for storage in (*(_TYPES[code] for code in codes if _arithmetic(code) == arithmetic), "anything"):
-            for has_options in (False, True):
+            for has_options in (False, True) if storage != "anything" else (True,):
                 for is_few in (False, True):
                     yield _variant(storage, arithmetic, has_options, is_few)
 
@@ -53,12 +53,15 @@ def _arithmetic(code: int) -> str:
 
 def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output and its statistics."""
-    p = problem._replace(**{name: _uploaded(getattr(problem, name), device) for name in _INTEGERS})
+    placed: dict[str, Any] = {name: _uploaded(getattr(problem, name), device) for name in _INTEGERS}
+    p = problem._replace(**placed)
     if p.q_starts is not None:
         _fill_with_nan(p, problem)
     arithmetic = _arithmetic(p.out_code)
     codes = {p.x_code, p.k_code, p.v_code}
-    storage = _TYPES.get(p.x_code, "anything") if len(codes) == 1 and _arithmetic(p.x_code) == arithmetic else "anything"
+    storage = (
+        _TYPES.get(p.x_code, "anything") if len(codes) == 1 and _arithmetic(p.x_code) == arithmetic else "anything"
+    )
     task, has_options = _task(p, arithmetic, storage)
     for is_few in _kinds(problem):
         yield from _launches(p, task.copy(), device, _variant(storage, arithmetic, has_options, is_few), is_few)
@@ -96,8 +99,8 @@ def _task(p: AttentionProblem, arithmetic: str, storage: str) -> tuple[np.ndarra
     """Return the task but for what depends on the kernel, and whether scores meet more than their scale."""
     task = np.zeros((), TASK)
     batch = batch_of(p)
-    for name in OPERANDS:
-        place(task["at"][OPERANDS.index(name)], p, name, batch, storage)
+    for number, name in enumerate(OPERANDS):
+        place(task["at"][number], p, name, batch, storage)
     fold, unit, exact_unit = _scale(p.scale, arithmetic)
     task["fold"], task["unit"], task["exact_unit"] = fold, unit, exact_unit
     _fill_shapes(task, p, batch)
@@ -107,7 +110,9 @@ def _task(p: AttentionProblem, arithmetic: str, storage: str) -> tuple[np.ndarra
     for name in ("softcap", "left", "right", "block_q", "block_k"):
         task[name] = min(getattr(p, name), 2**62)
     extras = (p.mask, p.bias, p.block_mask, p.slopes)
-    return task, any(x is not None for x in extras) or p.softcap != 0 or not math.isfinite(p.scale)
+    has_options = any(x is not None for x in extras) or p.softcap != 0 or not math.isfinite(p.scale)
+    # Mixed dtypes are seldom: one variant serves them.
+    return task, has_options or storage == "anything"
 
 
 def _fill_shapes(task: np.ndarray[Any, Any], p: AttentionProblem, batch: Batch) -> None:
