@@ -31,6 +31,7 @@ struct attention_task {
     i64 left, right;                // -1: no bound
     i64 block_q, block_k;
     i64 columns;                    // keys that mask and bias know of
+    i64 is_unseen;                  // the host has not seen the starts
     i64 row_blocks, slices, runs, work, rows_kept;
 };
 

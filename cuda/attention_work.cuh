@@ -30,6 +30,17 @@ DS_DEVICE i64 sequence_of_block(const attention_task& t, i64 block, int rows) {
     return low;
 }
 
+// Whether no other sequence has a part of its rows: no start before it is larger than its own, none behind it smaller than its end.
+DS_DEVICE bool are_rows_its_own(const attention_task& t, const sequence& s) {
+    const i64 end = s.q_start + s.queries;
+    bool own = s.q_start >= 0 && s.queries >= 0 && end <= t.queries;
+    for (i64 k = 0; own && t.is_unseen && k <= t.sequences; ++k) {
+        const i64 start = integer_at(t.q_starts, k);
+        own = k <= s.index ? start <= s.q_start : start >= end;
+    }
+    return own;
+}
+
 // The last row blocks come first: with causal attention they have the most keys.
 DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool is_few) {
     work_item w;
@@ -45,8 +56,7 @@ DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool i
         const i64 number = sequence_of_block(t, above, rows);
         w.of = sequence_of(t, number);
         block = above - first_block_of(t, number, rows);
-        const bool lies_inside = w.of.q_start >= 0 && w.of.queries >= 0 && w.of.q_start <= t.queries && w.of.queries <= t.queries - w.of.q_start;
-        if (!lies_inside) w.of.queries = 0;
+        if (!are_rows_its_own(t, w.of)) w.of.queries = 0;
     } else {
         const i64 from_end = quotient_of(above, t.sequences);
         w.of = sequence_of(t, above - from_end * t.sequences);

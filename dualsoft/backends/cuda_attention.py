@@ -63,6 +63,7 @@ def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
         _TYPES.get(p.x_code, "anything") if len(codes) == 1 and _arithmetic(p.x_code) == arithmetic else "anything"
     )
     task, has_options = _task(p, arithmetic, storage)
+    task["is_unseen"] = type(problem.q_starts) is not np.ndarray
     for is_few in _kinds(problem):
         yield from _launches(p, task.copy(), device, _variant(storage, arithmetic, has_options, is_few), is_few)
 
