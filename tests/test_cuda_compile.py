@@ -28,6 +28,7 @@ REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16, "attention
 _LONGEST_LOG = "softmax_rows[x=f32, y=f32, group=512, chunk=4, slots=8, direct=1, tiled=0, log=1]"
 _OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
+    ("attention[x=f16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=bf16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=f32, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
