@@ -47,6 +47,19 @@ DS_DEVICE f64 exponential(f64 x) {
     return is_nan(x) ? x : result;
 }
 
+// exp of any x: +inf where it overflows. Not inlined: it is for the rare element that lies far above what its row is normalised by.
+static __device__ __noinline__ f64 exponential_above(f64 x) {
+    constexpr f64 round = 0x1.8p52;
+    const f64 t = larger(x < 710.0 ? x : 710.0, -760.0);
+    const f64 z = fused(t, 0x1.71547652b82fep+0, round);
+    const f64 n = z - round;
+    const f64 f = fused(n, -0x1.3de6af278ece6p-42, fused(n, -0x1.62e42fefa3p-1, t));
+    const f64 p = fused(fused(exponential_tail(f), f, 1.0), f, 1.0);
+    const i64 half = i64(n) / 2;
+    const f64 first = __longlong_as_double((half + 1023) << 52), second = __longlong_as_double((i64(n) - half + 1023) << 52);
+    return is_nan(x) ? x : p * first * second;
+}
+
 // exp within 3 + 1.5 |x| units for results of 2^-126 and more, 0 below: enough where the result is rounded to a half type.
 DS_DEVICE f32 exponential_rough(f32 x) { return exp2_approximate(mul(x, 0x1.715476p+0f)); }
 

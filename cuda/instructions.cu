@@ -67,6 +67,23 @@ DS_KERNEL(move_words_4)(const char* x, char* y, int n) { move_words<4>(x, y, n);
 DS_KERNEL(move_words_8)(const char* x, char* y, int n) { move_words<8>(x, y, n); }
 DS_KERNEL(move_words_16)(const char* x, char* y, int n) { move_words<16>(x, y, n); }
 
+// ------------------------------------------------------------------ to shared memory: one warp, 16 bytes a lane, of which lane / 2 come from memory
+DS_KERNEL(copy_async_void)(const char* x, char* y) {
+    typedef chunk<u8, 16> sixteen;
+    DS_SHARED(sixteen, there, 32);
+    const int lane = int(threadIdx.x), bytes = lane / 2;
+#if __CUDA_ARCH__ >= 800
+    copy_async(there + lane, x + 16 * lane, bytes);
+    copy_async_commit();
+    copy_async_wait<0>();
+#else
+    sixteen mine = {};
+    for (int i = 0; i < bytes; ++i) mine.at[i] = load_aligned<u8>(x + 16 * lane + i);
+    there[lane] = mine;
+#endif
+    store_aligned(y + 16 * lane, there[lane]);
+}
+
 // ------------------------------------------------------------------ between lanes: one warp, y[k][lane] from the lane at distance 2^k
 template <class T> DS_DEVICE void exchange(const T* x, T* y) {
     const int lane = int(threadIdx.x);

@@ -5,7 +5,8 @@
 namespace ds {
 
 constexpr int MAX_RANK = 24;
-enum operand { X, Y, WHERE, SCALE, WEIGHT, SIGN, OPERANDS };
+// A kernel has weights and a sign, or a state: m and d - 1.
+enum operand { X, Y, WHERE, SCALE, WEIGHT, SIGN, OPERANDS, M = WEIGHT, REST = SIGN };
 
 struct axes {
     i64 rank;

@@ -30,8 +30,21 @@ DS_DEVICE pair merge(pair a, pair b) {
     return {high.m, high.rest + scaled(low.rest + 1.0, exponential(low.m - high.m))};
 }
 
-DS_DEVICE f64 sum_of(pair p) { return value_of(p.rest + 1.0); }
+DS_DEVICE pair from_lane(pair p, int distance) { return {from_lane(p.m, distance), from_lane(p.rest, distance)}; }
+struct merging {
+    DS_DEVICE pair operator()(pair a, pair b) const { return merge(a, b); }
+};
+
+// The pairs of a row's parts, merged: part i by lane i % 32, in order, then the lanes with each other. Every lane of a warp gets the result.
+template <class Part> DS_DEVICE pair join(i64 count, Part part) {
+    pair p = nothing();
+    for (i64 i = i64(threadIdx.x) % 32; i < count; i += 32) p = merge(p, part(i));
+    return group<32>::reduce(p, merging());
+}
+
 DS_DEVICE f64 log_of_sum(pair p) { return log1p_of(value_of(p.rest)); }
+// m + log1p(rest); -inf for a row of nothing, +inf for one with +inf.
+DS_DEVICE f64 log_of(pair p) { return p.m + log_of_sum(p); }
 
 // The sums of a segment of a row: count of the elements that equal m, and total of exp(x - shift) over the others.
 template <class C> struct alignas(16) sums {

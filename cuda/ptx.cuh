@@ -54,6 +54,18 @@ DS_DEVICE void store_words(void* p, words<16> w) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3]) : "memory");
 }
 
+// ------------------------------------------------------------------ copies to shared memory that go on beside the thread, from sm_80 on
+#if __CUDA_ARCH__ >= 800
+// 16 bytes; of them `bytes` come from memory, the others are 0.
+DS_DEVICE void copy_async(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(u32(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes) : "memory");
+}
+// Ends a group of copies of this thread.
+DS_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+// Until all but the last `groups` of them are there, for this thread.
+template <int groups> DS_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory"); }
+#endif
+
 // ------------------------------------------------------------------ conversions, rounding to nearest
 DS_DEVICE f64 widen(f32 a) { f64 r; asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a)); return r; }
 DS_DEVICE f32 narrow(f64 a) { f32 r; asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }

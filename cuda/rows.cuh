@@ -5,18 +5,15 @@
 //
 // Macros of a variant: DS_X, DS_Y   types of input and output
 //                      DS_GROUP     threads a row          DS_CHUNK, DS_SLOTS   elements a chunk, chunks a thread
-//                      DS_DIRECT    1: rows are contiguous and aligned, nothing is hidden or scaled; accesses of 16 bytes
-//                      DS_TILED     1: rows may be longer than a segment
+//                      DS_DIRECT    1: rows are contiguous and nothing is hidden; accesses of 16 bytes
 #pragma once
+#include "arithmetic.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
-#include "pair.cuh"
+#include "unaligned.cuh"
 
 namespace ds {
 
-typedef DS_X x_type;
-typedef DS_Y y_type;
-typedef compute_of<x_type, y_type> compute;
 typedef group<DS_GROUP> team;
 
 constexpr int ITEMS = DS_CHUNK * DS_SLOTS;              // elements a thread
@@ -24,7 +21,6 @@ constexpr int SEGMENT = ITEMS * DS_GROUP;
 constexpr int BLOCK = DS_GROUP > 128 ? DS_GROUP : 128;
 constexpr int BLOCKS_AT_ONCE = BLOCK == 128 ? 3 : 1;    // of a multiprocessor: what more of them leave too few registers for
 constexpr int ROWS_A_BLOCK = BLOCK / DS_GROUP;
-constexpr bool ROUGH = IS_HALF<x_type> && IS_HALF<y_type>;
 
 struct inputs {
     const char* x;
@@ -59,21 +55,44 @@ struct share {
 };
 static_assert(ITEMS <= 32, "a bit of `visible` an element");
 
-DS_DEVICE void read_direct(share& mine, const row& from, i64 first, int slot) {
-    typedef chunk<x_type, DS_CHUNK> vector;
+typedef chunk<x_type, DS_CHUNK> vector;
+typedef chunk<y_type, DS_CHUNK> y_vector;
+
+// Whether the rows of all teams of the warp lie where accesses of a chunk may go.
+template <class Vector> DS_DEVICE bool are_aligned(const char* first) { return __all_sync(ALL_LANES, is_aligned<Vector>(first)) != 0; }
+DS_DEVICE bool is_first_of_lanes() { return threadIdx.x % 32 == 0 || team::thread() == 0; }
+DS_DEVICE bool is_last_of_lanes() { return threadIdx.x % 32 == 31 || team::thread() == DS_GROUP - 1; }
+
+// The first `count` elements of a chunk.
+DS_DEVICE vector load_tail(const x_type* x, i64 count) {
+    vector v = {};
+#pragma unroll
+    for (int j = 0; j < DS_CHUNK; ++j)
+        if (j < count) v.at[j] = load_aligned<x_type>(x + j);
+    return v;
+}
+
+// A chunk of a contiguous row; what of it lies past the end is anything.
+DS_DEVICE vector load_chunk(const row& from, i64 first, bool aligned) {
     const x_type* const x = (const x_type*)from.x + first;
-    if (first + DS_CHUNK <= from.length) {
-        const vector v = load_aligned<vector>(x);
+    if (aligned && first + DS_CHUNK <= from.length) return load_aligned<vector>(x);
+    if (!aligned && sizeof(vector) == 16) {
+        union { piece whole; vector v; } u;
+        u.whole = load_across<x_type>((const char*)x, from.x, (const char*)((const x_type*)from.x + from.length), is_last_of_lanes());
+        return u.v;
+    }
+    return load_tail(x, from.length - first);
+}
+
+DS_DEVICE void unpack(share& mine, const vector& v, const row& from, i64 first, int slot) {
+    const bool is_whole = first + DS_CHUNK <= from.length;
 #pragma unroll
-        for (int j = 0; j < DS_CHUNK; ++j) mine.value[slot * DS_CHUNK + j] = to_compute<compute>(v.at[j]);
-        mine.visible |= ((1ull << DS_CHUNK) - 1) << slot * DS_CHUNK;
-    } else {
-#pragma unroll
-        for (int j = 0; j < DS_CHUNK; ++j) {
-            const bool inside = first + j < from.length;
-            mine.value[slot * DS_CHUNK + j] = inside ? to_compute<compute>(load_aligned<x_type>(x + j)) : compute(-infinity());
-            mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
-        }
+    for (int j = 0; j < DS_CHUNK; ++j) {
+        compute value = to_compute<compute>(v.at[j]);
+        if (from.is_scaled) value = mul(value, from.factor);
+        const bool inside = is_whole || first + j < from.length;
+        mine.value[slot * DS_CHUNK + j] = inside ? value : compute(-infinity());
+        mine.visible |= u32(inside) << (slot * DS_CHUNK + j);
     }
 }
 
@@ -119,9 +138,11 @@ DS_DEVICE void read_any(share& mine, const row& from, const axes& inner, i64 seg
 DS_DEVICE share read(const row& from, const axes& inner, i64 segment) {
     share mine;
     mine.visible = 0;
+    const bool aligned = DS_DIRECT && are_aligned<vector>(from.x);
 #pragma unroll
     for (int slot = 0; slot < DS_SLOTS; ++slot) {
-        if (DS_DIRECT) read_direct(mine, from, first_of(segment, slot), slot);
+        const i64 first = first_of(segment, slot);
+        if (DS_DIRECT) unpack(mine, load_chunk(from, first, aligned), from, first, slot);
         else read_any(mine, from, inner, segment, slot);
     }
     return mine;
@@ -132,31 +153,6 @@ DS_DEVICE compute largest(const share& mine) {
 #pragma unroll
     for (int i = 1; i < ITEMS; ++i) m = larger(m, mine.value[i]);
     return team::reduce(m, maximum());
-}
-
-// Adds up one thread's terms: float32 in four strands, float64 with its errors.
-struct accumulator_f32 {
-    f32 strand[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    DS_DEVICE void add_term(int i, f32 term) { strand[i % 4] = add(strand[i % 4], term); }
-    DS_DEVICE f64 total() const { return widen(add(add(strand[0], strand[1]), add(strand[2], strand[3]))); }
-};
-struct accumulator_f64 {
-    twofold sum = {0.0, 0.0};
-    DS_DEVICE void add_term(int, f64 term) { sum = sum + term; }
-    DS_DEVICE twofold total() const { return sum; }
-};
-typedef choose<sizeof(compute) == 4, accumulator_f32, accumulator_f64>::type accumulator;
-
-struct precise { template <class C> DS_DEVICE C operator()(C x) const { return exponential(x); } };
-struct rough {
-    DS_DEVICE f32 operator()(f32 x) const { return exponential_rough(x); }
-    DS_DEVICE f64 operator()(f64 x) const { return exponential(x); }
-};
-
-// What exp(x - m) subtracts: m, or 0 where all is -inf.
-DS_DEVICE compute shift_by_largest(compute m) { return m == compute(-infinity()) ? compute(0) : m; }
-DS_DEVICE compute shift_for_logarithm(compute m) {
-    return -ZERO_SHIFT < m && m < ZERO_SHIFT ? compute(0) : shift_by_largest(m);
 }
 
 // The sums of a segment whose largest element is m. With `keep` the elements give way to their exponentials.
@@ -174,9 +170,6 @@ template <bool keep, class Exponential> DS_DEVICE sums<compute> add_up(share& mi
     return team::reduce(sums<compute>{sum.total(), count}, plus());
 }
 
-// Where rough exponentials leave so little that those below 2^-126, which they take for 0, may show.
-constexpr f64 LITTLE = 0x1p-60;
-
 // Whether a condition, the same in all threads of a team, holds for any of those that go together. Where teams share a warp they have to.
 DS_DEVICE bool any_in_team(bool condition) { return DS_GROUP < 32 ? __any_sync(ALL_LANES, condition) != 0 : condition; }
 
@@ -191,14 +184,7 @@ DS_DEVICE pair pair_of_segment(share& mine, compute m) {
     return is_little ? exact : quick;
 }
 
-// The pair of a row, segment by segment.
-DS_DEVICE pair pair_of_row(const row& from, const axes& inner) {
-    pair p = nothing();
-    for (i64 segment = 0; segment * SEGMENT < from.length; ++segment) {
-        share mine = read(from, inner, segment);
-        p = merge(p, pair_of_segment(mine, largest(mine)));
-    }
-    return p;
-}
+// The segments of a row.
+DS_DEVICE i64 segments_of(i64 length) { return (length + SEGMENT - 1) / SEGMENT; }
 
 }  // namespace ds

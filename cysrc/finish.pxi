@@ -12,10 +12,17 @@ cdef struct batch_stats:
     double count[64]
     double value[64]        # what finish leaves: 1 / d, log1p(rest) or lse
     double rest[64]
+    double linear[64]       # of a smoothed loss: the sum of x - zero_for(m)
+    double mass[64]         # of a loss: the sum of the labels, 1 for an index
+    double dot[64]          # of a loss: the sum of label (x - zero_for(m))
+
+
+cdef inline bint is_logarithm(int operation) noexcept nogil:
+    return operation == LOGSUMEXP or operation == STATE or operation == CROSS_ENTROPY
 
 
 cdef inline double shift_for(int operation, double m) noexcept nogil:
-    if (operation == LOGSUMEXP or operation == STATE) and (-ZERO_SHIFT < m < ZERO_SHIFT or m == -INFINITY):
+    if is_logarithm(operation) and (-ZERO_SHIFT < m < ZERO_SHIFT or m == -INFINITY):
         return 0.0
     return m
 

@@ -19,8 +19,8 @@ OPENMP = bool(HAS_OPENMP)
 
 
 cdef struct operands:
-    Py_buffer view[8]
-    int held[8]
+    Py_buffer view[11]
+    int held[11]
 
 
 cdef int take(operands* o, int op, object array, bint writable) except -1:
@@ -39,7 +39,7 @@ cdef void release(operands* o) noexcept:
 
 cdef void describe(task* t, operands* o, unsigned long long axes) noexcept:
     """Base pointers and strides; an axis of length 1 does not move."""
-    cdef Py_ssize_t strides[8]
+    cdef Py_ssize_t strides[11]
     cdef int i, op
     for op in range(OPERANDS):
         if o.held[op]:
@@ -90,6 +90,54 @@ cdef int execute(
     return 0
 
 
+cdef int take_factor(operands* o, task* t, object grad) except -1:
+    """The factor of each row: a float for all, or float64 of the reduced shape."""
+    if isinstance(grad, float):
+        t.grad = grad
+        return 0
+    return take(o, OP_GRAD, grad, False)
+
+
+cdef int execute_loss(
+    int operation, unsigned long long axes, int threads, x, int x_code, out, int out_code, int lse_code, second, int second_code, labels, ignored, m, rest, grad,
+    scale, where, double hard, double uniform, double z_loss, double roundoff
+) except -1:
+    """One call of a loss (`m` for its values, `rest` for lse) or of a gradient."""
+    cdef operands o
+    cdef task t
+    cdef bint is_loss = operation == CROSS_ENTROPY
+    memset(o.held, 0, sizeof(o.held))
+    t.operation, t.x_code, t.second_code, t.has_out = operation, x_code, second_code, not is_loss
+    t.out_code = -1 if is_loss else out_code
+    t.loss_code, t.lse_code = out_code, lse_code
+    t.in_rows = not is_loss or second is not None or uniform != 0
+    t.has_ignored = ignored is not None
+    t.ignored = ignored if ignored is not None else 0
+    t.hard, t.uniform, t.z_loss, t.roundoff = hard, uniform, z_loss, roundoff
+    try:
+        take(&o, OP_X, x, False)
+        take(&o, OP_OUT, out, True)
+        take(&o, OP_WHERE, where, False)
+        take(&o, OP_SECOND, second, False)
+        take(&o, OP_LABEL, labels, False)
+        take(&o, OP_M, m, is_loss)
+        take(&o, OP_REST, rest, is_loss)
+        take_factor(&o, &t, grad)
+        if isinstance(scale, float):
+            t.scale = scale
+            t.has_scale = t.scale != 1
+        else:
+            take(&o, OP_SCALE, scale, False)
+        if t.has_out:
+            t.past_cache = o.view[OP_OUT].len > stream_threshold()
+        describe(&t, &o, axes)
+        with nogil:
+            run(&t, threads)
+    finally:
+        release(&o)
+    return 0
+
+
 def lanes(int code):
     """Compute lanes of one register for a dtype."""
     return simd[float].lanes() if code in (CODE_F32, CODE_F16, CODE_BF16) else simd[double].lanes()
@@ -123,6 +171,37 @@ def state(x, int x_code, m, rest, unsigned long long axes, scale, where, int thr
 
 def cumulative_logsumexp(x, int x_code, out, int out_code, int axis, bint initial, int threads):
     execute(CUMULATIVE, <unsigned long long>1 << axis, threads, x, x_code, out, out_code, None, None, None, None, None, None, -1, initial)
+
+
+def cross_entropy(
+    x, int x_code, losses, int loss_code, lse, int lse_code, unsigned long long axes, labels, second, int second_code, ignored, double hard, double uniform,
+    double z_loss, int threads
+):
+    execute_loss(
+        CROSS_ENTROPY, axes, threads, x, x_code, None, loss_code, lse_code, second, second_code, labels, ignored, losses, lse, 1.0, None, None, hard, uniform,
+        z_loss, 0)
+
+
+def cross_entropy_gradient(
+    x, int x_code, out, int out_code, unsigned long long axes, labels, second, int second_code, ignored, m, rest, double roundoff, grad, double hard,
+    double uniform, double z_loss, int threads
+):
+    execute_loss(
+        CROSS_ENTROPY_GRAD, axes, threads, x, x_code, out, out_code, -1, second, second_code, labels, ignored, m, rest, grad, None, None, hard, uniform,
+        z_loss, roundoff)
+
+
+def logsumexp_gradient(
+    x, int x_code, out, int out_code, unsigned long long axes, b, int b_code, m, rest, double roundoff, grad, scale, where, int threads
+):
+    execute_loss(
+        LOGSUMEXP_GRAD, axes, threads, x, x_code, out, out_code, -1, b, b_code, None, None, m, rest, grad, scale, where, 1, 0, 0, roundoff)
+
+
+def softmax_gradient(x, int x_code, out, int out_code, unsigned long long axes, bint log, grad, int grad_code, factor, where, int threads):
+    execute_loss(
+        LOG_SOFTMAX_GRAD if log else SOFTMAX_GRAD, axes, threads, x, x_code, out, out_code, -1, grad, grad_code, None, None, None, None, factor, None,
+        where, 1, 0, 0, 0)
 
 
 cdef void exp_all(const compute_t* x, compute_t* out, Py_ssize_t n) noexcept nogil:

@@ -9,7 +9,7 @@ Scalars that decide how a row's sum is split are constants of dtype and level, n
 """
 from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cython.parallel cimport prange
-from libc.math cimport INFINITY, NAN, exp as libc_exp, fabs, isfinite, log as libc_log, log1p as libc_log1p
+from libc.math cimport INFINITY, NAN, exp as libc_exp, expm1 as libc_expm1, fabs, isfinite, log as libc_log, log1p as libc_log1p
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from libc.stdint cimport int64_t
@@ -28,6 +28,7 @@ ctypedef fused compute_t:
 
 cdef enum:
     SOFTMAX, LOG_SOFTMAX, LOGSUMEXP, STATE, NORMALIZE, CUMULATIVE
+    CROSS_ENTROPY, CROSS_ENTROPY_GRAD, LOGSUMEXP_GRAD, SOFTMAX_GRAD, LOG_SOFTMAX_GRAD
 
 cdef enum:
     EXP_F32, EXP_F64, LOG1P_F64, READ, COPY
@@ -44,11 +45,17 @@ cdef enum:
 
 include "finish.pxi"
 include "precise.pxi"
+include "losses.pxi"
 include "rows.pxi"
 include "columns.pxi"
 include "long.pxi"
 include "weighted.pxi"
 include "cumulative.pxi"
+include "soft_labels.pxi"
+include "gradients.pxi"
 include "launch.pxi"
 include "interface.pxi"
 include "attention.pxi"
+include "topk.pxi"
+include "sample.pxi"
+include "gradient.pxi"

@@ -70,13 +70,14 @@ cdef int launch_segments(const task* t, storage_t* tag, bint columns, int thread
     g.groups = pieces_of(t.kept.inner_shape(), g.group) if columns else 1
     tiles = rows // t.kept.inner_shape() * g.groups if columns else rows
     if t.operation != NORMALIZE:
-        memory = <double*>malloc((3 * g.each + 2) * rows * sizeof(double))
+        memory = <double*>malloc((4 * g.each + 2) * rows * sizeof(double))
         if memory == NULL:
             return -1
         g.m = memory
         g.total = g.m + rows * g.each
         g.count = g.total + rows * g.each
-        g.c = g.count + rows * g.each
+        g.linear = g.count + rows * g.each
+        g.c = g.linear + rows * g.each
         g.value = g.c + rows
         span = 1 if columns else max(<Py_ssize_t>1, min(<Py_ssize_t>8, rows * g.each // (4 * threads)))
         pieces = pieces_of(g.each, span)
@@ -107,6 +108,11 @@ cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
     cdef bint columns = t.columns()
     cdef Py_ssize_t w = simd[storage_t].lanes(), n = t.cols(), rows = t.rows(), i, each
     cdef Py_ssize_t segment = SEGMENT // 2 if storage_t is double else SEGMENT
+    if t.operation >= CROSS_ENTROPY_GRAD:
+        return launch_gradient(t, tag, threads)
+    if t.operation == CROSS_ENTROPY and t.base[OP_SECOND] != NULL:
+        launch_soft(t, tag, threads)
+        return 0
     if storage_t is float or storage_t is double:
         if t.base[OP_WEIGHTS] != NULL:
             each = max(<Py_ssize_t>1, PIECE // n)

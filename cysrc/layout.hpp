@@ -13,7 +13,7 @@ namespace {
 
 constexpr int MAX_AXES = 64;
 constexpr int MAX_COLUMNS = 64;        // of a tile
-enum operand { OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OPERANDS };
+enum operand { OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OP_SECOND, OP_LABEL, OP_GRAD, OPERANDS };
 
 struct axis_group {
     int ndim = 0;
@@ -68,6 +68,32 @@ struct task {
     double scale = 1;
     ptrdiff_t out_step = 0;         // cumulative: from one element of out to the next
     int initial = 0;                // cumulative: out begins with that of no element
+    // Losses and gradients: OP_SECOND is read beside x element by element (probabilities, an incoming gradient, weights), OP_LABEL holds class
+    // indices and OP_GRAD the factor of each row.
+    int second_code = 0, loss_code = 0, lse_code = 0;
+    int in_rows = 0;                // sums that only rows have: columns are gathered row by row
+    int has_ignored = 0;
+    int64_t ignored = 0;            // the label of rows that do not count
+    double hard = 1, uniform = 0;   // the target is hard * label + uniform
+    double z_loss = 0, grad = 1;
+    double roundoff = 0;            // how far a given lse may be off, relatively
+
+    bool counts(ptrdiff_t r, int64_t* label) const {
+        std::memcpy(label, row(OP_LABEL, r), sizeof *label);
+        return !has_ignored || *label != ignored;
+    }
+    double row_grad(ptrdiff_t r) const {
+        if (!base[OP_GRAD]) return grad;
+        double g;
+        std::memcpy(&g, row(OP_GRAD, r), sizeof g);
+        return g;
+    }
+    // Element `index` of row r.
+    double element(ptrdiff_t r, ptrdiff_t index) const {
+        double x;
+        gather_for<double>(x_code)(row(OP_X, r) + reduced.offset(index, OP_X), 0, 1, &x);
+        return x;
+    }
 
     void set(int op, void* pointer) { base[op] = (char*)pointer; }
     void add_axis(int is_reduced, ptrdiff_t extent, const ptrdiff_t* strides) { (is_reduced ? reduced : kept).add(extent, strides); }
@@ -92,7 +118,7 @@ struct task {
     }
     // Several rows side by side: when there are enough and neighbouring rows are closer in memory than neighbouring elements of one row.
     bool columns() const {
-        if (base[OP_WEIGHTS] || kept.inner_stride(OP_X) == 0 || reduced.ndim == 0) return false;
+        if (in_rows || base[OP_WEIGHTS] || kept.inner_stride(OP_X) == 0 || reduced.ndim == 0) return false;
         return kept.inner_shape() >= 4 && std::abs(kept.inner_stride(OP_X)) < std::abs(reduced.inner_stride(OP_X));
     }
     char* row(int op, ptrdiff_t r) const { return base[op] + kept.offset(r, op); }
@@ -138,6 +164,18 @@ template <class C> void scatter_row(const task& t, ptrdiff_t r, ptrdiff_t start,
         C* from = src + done;
         if (t.base[OP_WHERE]) fill_hidden(from, t.row(OP_WHERE, r) + g.offset(at, OP_WHERE), g.inner_stride(OP_WHERE), count, hidden);
         scatter(from, count, out + g.offset(at, OP_OUT), g.inner_stride(OP_OUT));
+        done += count;
+    });
+}
+
+// Elements [start, start + n) of an operand as they are, `hidden` where `where` leaves them out.
+template <class C> void gather_operand(const task& t, int op, int code, ptrdiff_t r, ptrdiff_t start, ptrdiff_t n, C* dst, C hidden) {
+    const axis_group& g = t.reduced;
+    ptrdiff_t done = 0;
+    each_run(g, start, n, [&](ptrdiff_t at, ptrdiff_t count) {
+        gather_for<C>(code)(t.row(op, r) + g.offset(at, op), g.inner_stride(op), count, dst + done);
+        if (t.base[OP_WHERE])
+            fill_hidden(dst + done, t.row(OP_WHERE, r) + g.offset(at, OP_WHERE), g.inner_stride(OP_WHERE), count, hidden);
         done += count;
     });
 }

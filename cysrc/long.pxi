@@ -9,8 +9,19 @@ cdef struct segments:
     double* m                # of segment i of row r at [r * each + i], and so on
     double* total
     double* count
+    double* linear
     double* c                # of row r, when its segments are merged
     double* value
+
+
+cdef inline double merge_differences(const task* t, const segments* g, Py_ssize_t first, double m) noexcept nogil:
+    """The sum of x - zero_for(m) over a row from those of its segments, which took their own maxima."""
+    cdef Py_ssize_t i
+    cdef double total = 0, size
+    for i in range(g.each):
+        size = min(g.length, t.cols() - i * g.length)
+        total += g.linear[first + i] + size * (zero_for(g.m[first + i]) - zero_for(m))
+    return total
 
 
 cdef inline void merge_segments(const task* t, const segments* g, Py_ssize_t r, batch_stats* s, Py_ssize_t j) noexcept nogil:
@@ -35,6 +46,8 @@ cdef inline void merge_segments(const task* t, const segments* g, Py_ssize_t r, 
     s.c[j] = c
     s.total[j] = total + error if isfinite(total) else total
     s.count[j] = count
+    if t.uniform != 0:
+        s.linear[j] = merge_differences(t, g, first, m)
 
 
 cdef void merge_rows(const task* t, const segments* g, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -110,6 +123,8 @@ cdef void run_span(const task* t, storage_t* tag, const segments* g, Py_ssize_t 
         g.total[at] = segment_sum(
             x, n, g.m[at], shift_for(t.operation, g.m[at]), lane_buffer[storage_t](), False,
             lane_buffer[storage_t](<void*>(blocks + i % 2 * block_bytes)), &g.count[at], &following if i + 1 < last else NULL, NULL)
+        if t.uniform != 0:
+            g.linear[at] = sum_differences(x, n, g.m[at])
 
 
 cdef void run_segment(const task* t, storage_t* tag, const segments* g, Py_ssize_t unit, Py_ssize_t pieces, Py_ssize_t span) noexcept nogil:

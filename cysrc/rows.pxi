@@ -109,7 +109,7 @@ cdef inline void short_stats(
     if n <= GROUP * w:
         for j in range(k, w):
             x[j] = x[0]
-        few_stats(x, n, keep, operation == LOGSUMEXP or operation == STATE, e, s.m, s.c, s.total, s.count)
+        few_stats(x, n, keep, is_logarithm(operation), e, s.m, s.c, s.total, s.count)
         return
     for j in range(k):
         s.m[j] = segment_max(x[j], n, unused, 0, simd[storage_t](-INFINITY))
@@ -122,6 +122,9 @@ cdef inline void put_reduced(const task* t, Py_ssize_t r, Py_ssize_t k, batch_st
     if t.operation == STATE:
         put_values(t[0], OP_M, CODE_F64, r, k, s.m)
         put_values(t[0], OP_REST, CODE_F64, r, k, s.rest)
+        return
+    if t.operation == CROSS_ENTROPY:
+        put_losses(t, r, k, s)
         return
     if t.out_code == CODE_F64:
         refine(t, r, k, s)
@@ -165,6 +168,9 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
         short_stats(x, n, k, t.operation, e, pitch, t.operation == SOFTMAX, &s)
         finish(t.operation, t.out_code, &s, k)
         if not t.has_out:
+            if t.uniform != 0:
+                for j in range(k):
+                    s.linear[j] = sum_differences(x[j], n, s.m[j])
             put_reduced(t, r, k, &s)
             continue
         if direct:
@@ -251,6 +257,8 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
                         scatter_row(t[0], r, 0, n, <storage_t*>p.out, <storage_t>(0 if keep else -INFINITY))
                 p.n = 0
         else:
+            if t.uniform != 0:
+                s.linear[k] = sum_differences(x, n, s.m[k])
             k += 1
             if k == w or r + 1 == last:
                 finish(t.operation, t.out_code, &s, k)

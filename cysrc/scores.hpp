@@ -39,7 +39,8 @@ template <class C> void gather_bias(int code, const char* p, ptrdiff_t stride, p
 }
 
 // All that changes the scores s[0 .. n) of keys from j on of one row, the hiding of keys included; they become natural units.
-template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s) {
+// `derivative`, if not null, takes what softcap multiplies a gradient by, 1 - tanh^2.
+template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s, C* derivative = nullptr) {
     const attention_task& t = *q.t;
     using V = vec_of<C>;
     constexpr int width = simd<C>::width;
@@ -51,6 +52,7 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
         const bool ordinary = t.softcap > 0x1p-100 && t.softcap < 0x1p100;     // quotient and product stay what lanes hold
         for (ptrdiff_t k = 0; ordinary && k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
         for (ptrdiff_t k = 0; !ordinary && k < n; ++k) s[k] = C(std::tanh(double(s[k]) / t.softcap) * t.softcap);
+        for (ptrdiff_t k = 0; derivative && k < n; ++k) derivative[k] = C(1 - double(s[k]) / t.softcap * (double(s[k]) / t.softcap));
     }
     if (t.base[AT_BIAS]) {
         C bias[KEY_BLOCK<C>];
@@ -93,13 +95,17 @@ template <class C> void hide_outside(const key_runs& runs, ptrdiff_t lo, ptrdiff
     }
 }
 
-// All of that for the scores of `rows` rows from row `first` on and the block of keys j0 <= j < j1.
+// All of that for the scores of `rows` rows from row `first` on and the block of keys j0 <= j < j1. `derivatives`: null, or laid out as s.
 template <class C>
-void settle_scores(const sequence& q, ptrdiff_t head, ptrdiff_t first, ptrdiff_t rows, const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, C unit, C* s) {
+void settle_scores(
+    const sequence& q, ptrdiff_t head, ptrdiff_t first, ptrdiff_t rows, const key_runs& runs, ptrdiff_t j0, ptrdiff_t j1, C unit, C* s,
+    C* derivatives = nullptr) {
     for (ptrdiff_t r = 0; r < rows; ++r, s += KEY_BLOCK<C>) {
         const row_of at(*q.t, head, first + r);
         for (int i = 0; q.t->has_options() && i < runs.count; ++i)
-            apply_options(q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], unit, s + runs.start[i]);
+            apply_options(
+                q, at, j0 + runs.start[i], runs.stop[i] - runs.start[i], unit, s + runs.start[i],
+                derivatives ? derivatives + r * KEY_BLOCK<C> + runs.start[i] : nullptr);
         const key_range seen = q.seen_by(at.i);
         hide_outside(runs, std::max<ptrdiff_t>(seen.lo - j0, 0), std::min(seen.hi, j1) - j0, s);
     }

@@ -67,6 +67,7 @@ cdef extern from "runtime.hpp" nogil:
     int SLOT_EXP, SLOT_SOURCE, SLOT_WEIGHTS, SLOT_BLOCK_MAX, SLOT_WIDE
     bint scratch_ready()
     void* scratch(int slot)
+    void* work_memory(Py_ssize_t bytes)
 
 cdef extern from "blocks.hpp" nogil:
     cdef cppclass lane_buffer[S]:
@@ -91,7 +92,7 @@ cdef extern from "blocks.hpp" nogil:
     void strip_totals[S](wide[S]* sums, double* totals)
 
 cdef extern from "layout.hpp" nogil:
-    int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OPERANDS
+    int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OP_SECOND, OP_LABEL, OP_GRAD, OPERANDS
     int CODE_F32, CODE_F64, CODE_F16, CODE_BF16, CODE_BOOL, CODE_I8, CODE_U8, CODE_I16, CODE_U16, CODE_I32, CODE_U32
     int CODE_I64, CODE_U64, CODE_SWAPPED
     Py_ssize_t item_size(int code)
@@ -103,7 +104,7 @@ cdef extern from "layout.hpp" nogil:
         Py_ssize_t offset(Py_ssize_t index, int op)
     cdef cppclass task:
         task()
-        char* base[8]
+        char* base[11]
         axis_group kept, reduced
         int x_code, out_code, weights_code
         int operation
@@ -111,6 +112,12 @@ cdef extern from "layout.hpp" nogil:
         double scale
         Py_ssize_t out_step
         int initial
+        int second_code, loss_code, lse_code, in_rows, has_ignored
+        int64_t ignored
+        double hard, uniform, z_loss, grad, roundoff
+        bint counts(Py_ssize_t r, int64_t* label)
+        double row_grad(Py_ssize_t r)
+        double element(Py_ssize_t r, Py_ssize_t index)
         void set(int op, void* pointer)
         void add_axis(int is_reduced, Py_ssize_t extent, const Py_ssize_t* strides)
         void finish()
@@ -127,6 +134,7 @@ cdef extern from "layout.hpp" nogil:
     void put_values(const task& t, int op, int code, Py_ssize_t r, Py_ssize_t n, const double* values)
     double get_value(const task& t, int op, Py_ssize_t r)
     void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
+    void gather_operand[C](const task& t, int op, int code, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C hidden)
     void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)
     void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, C* dst)
     void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, C hidden)
@@ -134,6 +142,45 @@ cdef extern from "layout.hpp" nogil:
         const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, int kind,
         const C* c, const C* value)
     Py_ssize_t tile_shift(const task& t)
+
+cdef extern from "gradients.hpp" nogil:
+    int GRAD_EXP, GRAD_EXP_TIMES, GRAD_EXP_PLUS, GRAD_TIMES
+    cdef cppclass row_gradient:
+        double c, a, b, w
+        bint zero
+    cdef cppclass beside[S]:
+        beside()
+        beside(const void* p, bint gathered)
+    void add_all[S](beside[S] t, Py_ssize_t n, wide[S]& sum)
+    void add_differences[S](const S* x, Py_ssize_t n, simd[S] k, wide[S]& sum)
+    void add_weighted[S](const S* x, beside[S] t, Py_ssize_t n, simd[S] k, wide[S]& sum)
+    void add_products[S](const S* x, beside[S] t, Py_ssize_t n, wide[S]& sum)
+    void write_gradient[S](int kind, S* out, const S* x, beside[S] t, Py_ssize_t n, const row_gradient& g, bint past_cache)
+
+cdef extern from "topk.hpp" nogil:
+    int OP_INDICES, OP_LSE, OP_OPTIONS
+    cdef cppclass topk_row:
+        double m, d
+        bint is_nan
+    cdef cppclass topk_list[S]:
+        topk_list()
+        topk_list(void* memory, Py_ssize_t k, Py_ssize_t n)
+        @staticmethod
+        Py_ssize_t needs(Py_ssize_t k, Py_ssize_t n)
+        Py_ssize_t count
+        void clear()
+        void scan_row(const S* x, Py_ssize_t n, lane_buffer[S] tops, Py_ssize_t first)
+        void finish()
+        void store_list(char* keys, Py_ssize_t* indices)
+        void offer_list(const char* keys, const Py_ssize_t* indices, Py_ssize_t n)
+        void put(const task& t, Py_ssize_t r, Py_ssize_t out_step, Py_ssize_t index_step, const topk_row& row)
+    void gather_keys[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* keys)
+
+cdef extern from "sample.hpp" nogil:
+    cdef cppclass sampler[S]:
+        @staticmethod
+        Py_ssize_t needs(Py_ssize_t n)
+    int64_t sample_row[S](const S* x, Py_ssize_t n, const double* options, const unsigned int* key, int64_t row, void* memory)
 
 cdef extern from "schedule.hpp" nogil:
     int AT_Q, AT_K, AT_V, AT_OUT, AT_LSE, AT_M, AT_D, AT_MASK, AT_BIAS, AT_BLOCK_MASK, AT_OPERANDS
@@ -163,3 +210,11 @@ cdef extern from "schedule.hpp" nogil:
         pass
     double multiply_add_flops[A](Py_ssize_t repeats, int threads)
     double pair_flops(Py_ssize_t repeats, int threads)
+
+cdef extern from "gradient_schedule.hpp" nogil:
+    cdef cppclass gradient_task:
+        gradient_task()
+        attention_task inputs, gradients
+        bint bias_sums
+        double* sinks
+    bint run_gradients[A](const gradient_task& g, int threads)

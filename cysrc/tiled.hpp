@@ -63,6 +63,54 @@ template <class A, class address> void pack_rows(
     }
 }
 
+// [inner][TILE_ROWS]: the rows first <= r < first + count of one head of keys, the last repeated to a whole tile. Writes up to a register past it.
+template <class A> void pack_tile(
+    const attention_task& t, const sequence& q, int op, ptrdiff_t head, ptrdiff_t first, ptrdiff_t count, ptrdiff_t dim, typename A::compute* gathered,
+    typename A::word* dst) {
+    constexpr int width = simd<typename A::compute>::width;
+    // Blocks of a register's width, the last first: each writes past its rows.
+    for (ptrdiff_t i = (TILE_ROWS - 1) / width * width; i >= 0; i -= width) {
+        const auto at = [&](ptrdiff_t r) {
+            const row_of row(t, head, first + std::min(i + r, count - 1));
+            return q.at(op, row.h, row.i);
+        };
+        pack_rows<A>(t, op, at, width, dim, gathered, dst + i, TILE_ROWS);
+    }
+}
+// By the power of two that is folded into queries. Whole registers: the memory goes on behind the last tile.
+template <class A> void scale_words(typename A::word* p, ptrdiff_t count, typename A::compute factor) {
+    if (factor == 1) return;
+    constexpr ptrdiff_t words = sizeof(typename A::vec) / sizeof(typename A::word);
+    for (ptrdiff_t i = 0; i < count; i += words) {
+        const typename A::vec x = A::scaled(load_bits<typename A::vec>(p + i), factor);
+        std::memcpy((void*)(p + i), &x, sizeof x);
+    }
+}
+// One panel of keys, [inner][PANEL], from key `start` on; those from `stop` on repeat the one before it.
+template <class A> void pack_key_panel(
+    const attention_task& t, const sequence& q, int op, ptrdiff_t head, ptrdiff_t start, ptrdiff_t stop, ptrdiff_t dim, typename A::compute* gathered,
+    typename A::word* dst) {
+    constexpr int width = simd<typename A::compute>::width, panel = PANEL<typename A::compute>;
+    for (int i = 0; i < panel; i += width) {
+        const auto at = [&](ptrdiff_t r) { return q.key(op, head, std::min(start + i + r, stop - 1)); };
+        pack_rows<A>(t, op, at, width, dim, gathered, dst + i, panel);
+    }
+}
+// One row of an operand into the panels of a right one at inner index k, from where it lies or gathered. Returns whether all was finite; what was
+// not is 0 there.
+template <class A> bool pack_value_lanes(
+    const attention_task& t, int op, const char* row, ptrdiff_t dim, ptrdiff_t k, ptrdiff_t columns, typename A::compute* gathered,
+    typename A::word* dst) {
+    using C = typename A::compute;
+    if (t.direct<C>(op)) return value_packer<A, C>::pack((const C*)row, nullptr, dim, k, columns, dst);
+    if constexpr (std::is_same<C, float>::value) {
+        if (t.direct<f16>(op)) return value_packer<A, f16>::pack((const f16*)row, nullptr, dim, k, columns, dst);
+        if (t.direct<bf16>(op)) return value_packer<A, bf16>::pack((const bf16*)row, nullptr, dim, k, columns, dst);
+    }
+    gather_for<C>(t.code[op])(row, t.item[op], dim, gathered);
+    return value_packer<A, C>::pack(gathered, nullptr, dim, k, columns, dst);
+}
+
 template <class A> struct tiled_rows {
     using C = typename A::compute;
     using word = typename A::word;
@@ -90,29 +138,10 @@ template <class A> struct tiled_rows {
     ptrdiff_t last_row(int tile) const { return std::min(w.last, first_row(tile) + TILE_ROWS); }
     word* queries(int tile) const { return part<word>(plan.q) + tile * plan.inner * TILE_ROWS; }
 
-    // [inner][TILE_ROWS] a tile. Blocks of a register's width, the last first: each writes past its rows.
     void pack_queries() {
-        for (int tile = 0; tile < tiles(); ++tile) {
-            const ptrdiff_t first = first_row(tile), count = last_row(tile) - first;
-            for (ptrdiff_t i = (TILE_ROWS - 1) / width * width; i >= 0; i -= width) {
-                const auto at = [&](ptrdiff_t r) {
-                    const row_of row(t, w.head, first + std::min(i + r, count - 1));
-                    return q.at(AT_Q, row.h, row.i);
-                };
-                pack_rows<A>(t, AT_Q, at, width, plan.dim, part<C>(plan.gathered), queries(tile) + i, TILE_ROWS);
-            }
-        }
-        scale_queries();
-    }
-    void scale_queries() {
-        if (scale.fold == 1) return;
-        // whole registers: the memory goes on behind the last tile
-        word* p = part<word>(plan.q);
-        constexpr ptrdiff_t words = sizeof(typename A::vec) / sizeof(word);
-        for (ptrdiff_t i = 0; i < tiles() * plan.inner * TILE_ROWS; i += words) {
-            const typename A::vec x = A::scaled(load_bits<typename A::vec>(p + i), scale.fold);
-            std::memcpy((void*)(p + i), &x, sizeof x);
-        }
+        for (int tile = 0; tile < tiles(); ++tile)
+            pack_tile<A>(t, q, AT_Q, w.head, first_row(tile), last_row(tile) - first_row(tile), plan.dim, part<C>(plan.gathered), queries(tile));
+        scale_words<A>(queries(0), tiles() * plan.inner * TILE_ROWS, scale.fold);
     }
 
     void pack_block(ptrdiff_t j0, uint64_t panels) {
@@ -121,11 +150,7 @@ template <class A> struct tiled_rows {
         for (int n = 0; n < PANELS<C>; ++n) {
             if (!(panels >> n & 1)) continue;
             const ptrdiff_t start = j0 + n * panel, stop = std::min(start + panel, q.keys);
-            word* keys = part<word>(plan.k) + n * panel * plan.inner;
-            for (int i = 0; i < panel; i += width) {
-                const auto at = [&](ptrdiff_t r) { return q.key(AT_K, w.head, std::min(start + i + r, stop - 1)); };
-                pack_rows<A>(t, AT_K, at, width, plan.dim, part<C>(plan.gathered), keys + i, panel);
-            }
+            pack_key_panel<A>(t, q, AT_K, w.head, start, stop, plan.dim, part<C>(plan.gathered), part<word>(plan.k) + n * panel * plan.inner);
             for (ptrdiff_t j = start; j < start + panel; j += A::terms) pack_value(j, j0, stop);
         }
     }
@@ -141,22 +166,15 @@ template <class A> struct tiled_rows {
         if constexpr (A::terms > 1) {
             const char* next = j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
             finite = value_packer<A, bf16>::pack((const bf16*)row, (const bf16*)next, plan.dim_v, inner, plan.columns, dst);
-        } else finite = pack_value_lanes(row, inner, dst);
+        } else finite = pack_value_lanes_of(row, inner, dst);
         if (!finite)
             for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
     }
-    // One row of values, from where it lies or gathered.
-    bool pack_value_lanes(const char* row, ptrdiff_t inner, word* dst) {
-        if (!shrink) {
-            if (t.direct<C>(AT_V)) return value_packer<A, C>::pack((const C*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
-            if constexpr (std::is_same<C, float>::value) {
-                if (t.direct<f16>(AT_V)) return value_packer<A, f16>::pack((const f16*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
-                if (t.direct<bf16>(AT_V)) return value_packer<A, bf16>::pack((const bf16*)row, nullptr, plan.dim_v, inner, plan.columns, dst);
-            }
-        }
+    bool pack_value_lanes_of(const char* row, ptrdiff_t inner, word* dst) {
         C* gathered = part<C>(plan.gathered);
+        if (!shrink) return pack_value_lanes<A>(t, AT_V, row, plan.dim_v, inner, plan.columns, gathered, dst);
         gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
-        for (ptrdiff_t e = 0; shrink && e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
+        for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
         return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
     }
 

@@ -36,7 +36,12 @@ _PRECISION = {
     F64: _Precision(53, -1022),
 }
 
-FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p")
+GRADIENTS = ("softmax_backward", "log_softmax_backward", "logsumexp_backward", "cross_entropy_backward")
+FUNCTIONS = (
+    *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p", "cross_entropy"),
+    *("linear_cross_entropy", "softmax_topk"),
+    *GRADIENTS,
+)
 BACKENDS = ("cpu", "cuda", "reference")
 
 
@@ -100,15 +105,18 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
 
     Parameters
     ----------
-    function : {"softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p"}
-        "softmax_state" is for ``d``, "logsumexp" also for ``lse`` of a state; "exp" and "log1p" are the kernels inside.
+    function : str
+        "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "softmax_topk", "cross_entropy",
+        "linear_cross_entropy", "softmax_backward", "log_softmax_backward", "logsumexp_backward",
+        "cross_entropy_backward", "exp" or "log1p". "softmax_state" is for ``d``, "softmax_topk" for the values,
+        "logsumexp" also for ``lse`` of these two; "exp" and "log1p" are the kernels inside.
     dtype : dtype
         Of the result; for "softmax_state", of the input.
     n : int
         The number of elements summed.
     spread : float or ndarray
         |s - m| with s = scale·x and m its row's maximum, for one element or the largest; with a ``scale``, plus
-        |s| + |m|. Only "softmax" and "softmax_state" use it.
+        |s| + |m|. Only "softmax", "softmax_topk" and "softmax_state" use it, and the gradients below.
     backend : str, optional
         What serves: "cpu", "cpu:x86_64_v3" (one ISA level), "cuda" or "reference", usable here or not; CUDA flushes
         subnormal float32 to zero.
@@ -118,12 +126,21 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     Bound
         ``ulp`` and ``absolute``: ``|result - exact| <= ulp·accuracy.ulp(size, dtype) + absolute``, where size is
 
-        - softmax, exp, log1p: the exact result;
+        - softmax, softmax_topk, exp, log1p: the exact result;
         - log_softmax: ``max(|x - m|, |y|, 1)``;
         - logsumexp, cumulative_logsumexp: ``max(|lse|, |m|)``;
         - logsumexp, for ``lse`` of a state: twice ``max(|lse|, |m|, ln d)``, and ``dtype`` is float32 for half types.
           ``d`` is rounded before its logarithm is taken, and shows where ``m`` cancels that;
-        - softmax_state: the exact ``d``, and ``dtype`` is float32 for half types.
+        - softmax_state: the exact ``d``, and ``dtype`` is float32 for half types;
+        - cross_entropy: the exact loss, all of whose terms are at least 0, plus ``2·z_loss·|lse·m|``; ``dtype`` is
+          float32 for half types;
+        - linear_cross_entropy: ``D·max(|loss|, |hidden|·|weight|)``, the lengths of the row and of the longest of the
+          classes; ``dtype`` as above;
+        - softmax_backward, with ``y`` and ``grad`` as given: ``|scale·y|·(|grad| + sum |grad·y|)``;
+        - log_softmax_backward: ``|scale|·(|grad| + exp(y)·sum |grad|)``;
+        - logsumexp_backward: the exact result; its spread is ``|s - lse|``, plus ``|s| + |lse|`` with a scale, plus
+          ``|lse|``, at most 128, where that was given as numbers of the arithmetic's dtype and not as a state;
+        - cross_entropy_backward: ``|g|·(p·|1 + 2·z_loss·lse| + target)``, with the same spread.
 
         Each merge adds the bound once more, for ``d`` and for ``lse``.
 
@@ -144,6 +161,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
     absolute error, and not in the bound; the tests allow, with S the spread of the element and A the mean of the row's,
     weighted by its terms:
 
+    - cross_entropy: 2u·A;
     - log_softmax: 2u·A at the maximum, whose size is then ``|y|`` alone; with a ``scale``, 2u·(A + S) elsewhere;
     - logsumexp: 2u·A with a ``scale``; with weights b, ``scale`` or not, ``2u·(2 + A)·sum|b·e| / |sum b·e|`` with
       ``e = exp(s - m)``: what cancels is not won back.
@@ -166,7 +184,7 @@ def bound(function: str, dtype: Any, *, n: int, spread: Float, backend: str | No
         # A running sum rounds once an element, in float64 whatever the dtype: n units of the sum are n units, absolute,
         # of its log.
         absolute += n * unit_roundoff(np.float64)
-    if function == "softmax" and backend is not None and backend.partition(":")[0] == "cuda":
+    if function in ("softmax", "softmax_topk") and backend is not None and backend.partition(":")[0] == "cuda":
         # Results below the smallest normal float32 are flushed to zero.
         absolute += 2.0**-126
     if code in (F16, BF16) and function != "softmax_state":
@@ -284,10 +302,20 @@ def _check_backend(backend: object) -> None:
 
 def _ulps(function: str, spread: Float) -> Float:
     """Return the ulps of a result that is not rounded to a half type."""
-    if function in ("softmax", "softmax_state"):
+    if function in ("softmax", "softmax_topk", "softmax_state"):
         # x - m is rounded: half an ulp of itself, so |x - m| units of its exponential. A unit is at most one ulp. The
         # other 4: exp, the blocked sum (whose error does not grow with n), its reciprocal, the product.
         return 4.0 + spread
+    if function in ("logsumexp_backward", "cross_entropy_backward"):
+        # The exponential with its difference, what stands for lse, two factors and a sum; twice for the difference of
+        # what is close.
+        return 6.0 + spread
+    if function in ("softmax_backward", "log_softmax_backward"):
+        # The sum over the row and its terms, two factors and the difference.
+        return 6.0
+    if function in ("cross_entropy", "linear_cross_entropy"):
+        # The sum of exponentials, its logarithm, and the sums of two terms.
+        return 4.0
     if function in ("log_softmax", "logsumexp", "cumulative_logsumexp"):
         # One for the difference or sum with m, one for the logarithm of a sum of n terms that is known to a few units.
         return 2.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.exceptions import AxisError
 
 from dualsoft.arrays import Array, is_cupy, module_of, on_device_of, same_kind
-from dualsoft.dtypes import FLOAT64, DType, find_format, is_float, same_number
+from dualsoft.dtypes import FLOAT64, FORMATS, DType, Format, find_format, is_float, same_number
 
 Shape = tuple[int, ...]
 
@@ -131,6 +131,23 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
     return tuple(length for index, length in enumerate(shape) if index not in axes)
 
 
+def format_of(array: Array, name: str, complex_too: bool = False) -> Format:
+    """Return what is known about the dtype of ``array``.
+
+    Raises
+    ------
+    TypeError
+        When it is not taken.
+    """
+    known = FORMATS.get(array.dtype) or find_format(array.dtype, complex_too=complex_too)
+    if known is None:
+        also = ", or complex" if complex_too else ""
+        raise TypeError(
+            f"{name} has dtype {array.dtype}; it must be float16, bfloat16, float32, float64, an integer or bool{also}"
+        )
+    return known
+
+
 def real(array: Array, name: str) -> Array:
     """Return ``array``, which holds real numbers of a dtype that dualsoft takes.
 
@@ -236,8 +253,26 @@ def result_array(out: object, shape: Shape, dtype: DType, x: Array, reads: Itera
         # Arrays that own their memory share none.
         if flags.c_contiguous and flags.writeable and (out is x or (flags.owndata and x.flags.owndata)):
             return out
+    return elementwise_result(out, shape, dtype, (x,), reads)
+
+
+def elementwise_result(
+    out: object, shape: Shape, dtype: DType, elementwise: tuple[Array, ...], reads: Iterable[object]
+) -> Array:
+    """Return ``out``, or a new array when it overlaps an input or has the other byte order.
+
+    It may be one of ``elementwise``, the inputs that are read element by element, itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When ``out`` is not an array like the result.
+    """
+    x = elementwise[0]
     array = _checked_out(out, shape, dtype, x)
-    as_it_is = array.dtype.isnative and (_is_same(array, x) or not _overlaps(array, (x,)))
+    as_it_is = array.dtype.isnative and all(
+        _is_same(array, given) or not _overlaps(array, (given,)) for given in elementwise
+    )
     if as_it_is and not (reads and _overlaps(array, reads)):
         return array
     with on_device_of(x):

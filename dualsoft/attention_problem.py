@@ -103,11 +103,11 @@ def attention_problem(
     given = operands(q, k, v)
     q, k = given.q, given.k
     batch, heads, queries, keys = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-2]
-    rules = _rules(options, q, batch, heads, math.prod(batch), queries, keys)
-    extras = _extras(options, q, (*batch, heads, queries, keys))
+    rules = rules_of(options, q, batch, heads, math.prod(batch), queries, keys)
+    extras = extras_of(options, q, (*batch, heads, queries, keys))
     target = _target(out, given, extras)
     lse = _statistics(given) if return_lse else None
-    return _assembled(given, target, lse, None, None, rules, extras, None, None, None), given.alone
+    return assembled(given, target, lse, None, None, rules, extras, None, None, None), given.alone
 
 
 def attention_state_problem(
@@ -118,8 +118,8 @@ def attention_state_problem(
     q, k = given.q, given.k
     batch, heads, queries, keys = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-2]
     start, total = single.chunk_of(key_start, key_total, keys)
-    rules = _rules(options, q, batch, heads, math.prod(batch), queries, total)
-    extras = _extras(options, q, (*batch, heads, queries, keys))
+    rules = rules_of(options, q, batch, heads, math.prod(batch), queries, total)
+    extras = extras_of(options, q, (*batch, heads, queries, keys))
     if start or total != keys:
         rules = _shifted(rules, start, keys)
     empty = _empty if type(q) is _ndarray else module_of(q).empty
@@ -127,7 +127,7 @@ def attention_state_problem(
     given = given._replace(result=sums, result_code=F64 if given.result_code == F64 else F32)
     m, d = empty(given.out_shape[:-1], FLOAT64), empty(given.out_shape[:-1], FLOAT64)
     target = _target(None, given, ())
-    return _assembled(given, target, None, m, d, rules, extras, None, None, None), given.alone
+    return assembled(given, target, None, m, d, rules, extras, None, None, None), given.alone
 
 
 def varlen_problem(
@@ -143,6 +143,16 @@ def varlen_problem(
     """Judge the arguments of ``attention_varlen``."""
     check_truth(return_lse, "return_lse")
     given = operands(q, k, v)
+    q_starts, k_starts, rules, extras = packed_of(given, cu_seqlens_q, cu_seqlens_k, options)
+    target = _target(out, given, extras)
+    lse = _statistics(given) if return_lse else None
+    return assembled(given, target, lse, None, None, rules, extras, q_starts, k_starts, None)
+
+
+def packed_of(
+    given: Operands, cu_seqlens_q: object, cu_seqlens_k: object, options: Options
+) -> tuple[Array, Array, "Rules", "Extras"]:
+    """Judge what packed sequences have in place of a batch, and their options."""
     for name, array in (("q", given.q), ("k", given.k), ("v", given.v)):
         if given.alone or array.ndim != 3:
             shape = array.shape[1:] if given.alone else array.shape
@@ -158,16 +168,13 @@ def varlen_problem(
         )
     each_q, each_k = q_starts[1:] - q_starts[:-1], k_starts[1:] - k_starts[:-1]
     sequences = each_q.shape[0]
-    rules = _rules(options, q, (sequences,), heads, sequences, each_q, each_k)
+    rules = rules_of(options, q, (sequences,), heads, sequences, each_q, each_k)
     if type(each_k) is _ndarray:
         longest = int(each_k.max(initial=0))
     else:
         # Not read from a device: the kernel takes what the arrays have, and gives NaN for the rows of longer sequences.
         longest = max((single.last_axis(array) for array in (options[0], options[1])), default=0)
-    extras = _extras(options, q, (heads, queries, longest))
-    target = _target(out, given, extras)
-    lse = _statistics(given) if return_lse else None
-    return _assembled(given, target, lse, None, None, rules, extras, q_starts, k_starts, None)
+    return q_starts, k_starts, rules, extras_of(options, q, (heads, queries, longest))
 
 
 def paged_problem(
@@ -190,22 +197,22 @@ def paged_problem(
         raise TypeError("kv_lengths must be the number of keys of each sequence, got None")
     table = single.table_of(page_table, batch, q)
     keys = table.shape[1] * page_size
-    rules = _rules(options, q, (batch,), heads, batch, queries, keys)
+    rules = rules_of(options, q, (batch,), heads, batch, queries, keys)
     single.check_pages(table, rules[4], pages, page_size)
-    extras = _extras(options, q, (batch, heads, queries, keys))
+    extras = extras_of(options, q, (batch, heads, queries, keys))
     target = _target(out, given, extras)
     lse = _statistics(given) if return_lse else None
-    return _assembled(given, target, lse, None, None, rules, extras, None, None, table)
+    return assembled(given, target, lse, None, None, rules, extras, None, None, table)
 
 
-def _assembled(
+def assembled(
     given: Operands,
     out: Array,
     lse: Array | None,
     m: Array | None,
     d: Array | None,
-    rules: "_Rules",
-    extras: "_Extras",
+    rules: "Rules",
+    extras: "Extras",
     q_starts: Array | None,
     k_starts: Array | None,
     pages: Array | None,
@@ -225,11 +232,11 @@ def _assembled(
     )
 
 
-_Rules = tuple[float | None, float, int, int, Array | None, Array | None, Array | None]
+Rules = tuple[float | None, float, int, int, Array | None, Array | None, Array | None]
 """scale, softcap, left, right, lengths, offsets, slopes."""
 
 
-def _rules(options: Options, q: Array, batch: Shape, heads: int, sequences: int, queries: Any, keys: Any) -> _Rules:
+def rules_of(options: Options, q: Array, batch: Shape, heads: int, sequences: int, queries: Any, keys: Any) -> Rules:
     """Judge the numbers and the options with one entry a sequence.
 
     ``queries`` and ``keys`` are those of each sequence: one number for all, or an array.
@@ -263,7 +270,7 @@ def _rules(options: Options, q: Array, batch: Shape, heads: int, sequences: int,
     return scale, cap, left, right, lengths, offset, slopes
 
 
-def _shifted(rules: _Rules, start: int, keys: int) -> _Rules:
+def _shifted(rules: Rules, start: int, keys: int) -> Rules:
     """Return the rules of a whole for its chunk of ``keys`` keys from ``start`` on."""
     scale, softcap, left, right, lengths, offsets, slopes = rules
     if lengths is not None:
@@ -273,12 +280,12 @@ def _shifted(rules: _Rules, start: int, keys: int) -> _Rules:
     return scale, softcap, left, right, lengths, offsets, slopes
 
 
-_Extras = tuple[Any, ...]
+Extras = tuple[Any, ...]
 """mask, bias, bias_code, sinks, block_mask, block_q, block_k; nothing at all in the common case."""
-_NO_EXTRAS: _Extras = (None, None, -1, None, None, 0, 0)
+_NO_EXTRAS: Extras = (None, None, -1, None, None, 0, 0)
 
 
-def _extras(options: Options, q: Array, scores: Shape) -> _Extras:
+def extras_of(options: Options, q: Array, scores: Shape) -> Extras:
     """Judge the options that have an entry a score, and the sinks."""
     mask, bias, sinks, block_mask = options[0], options[1], options[7], options[10]
     if mask is None and bias is None and sinks is None and block_mask is None:
@@ -296,7 +303,7 @@ def _extras(options: Options, q: Array, scores: Shape) -> _Extras:
     return mask, bias, bias_code, sinks, blocks, block_q, block_k
 
 
-def _target(out: object, given: Operands, extras: _Extras) -> Array:
+def _target(out: object, given: Operands, extras: Extras) -> Array:
     """Return the array to write the result to: ``out`` unless it overlaps an input, else a new one."""
     q, shape, result = given.q, given.out_shape, given.result
     if out is None:

@@ -5,6 +5,7 @@
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,13 @@ from dualsoft.arrays import Array, is_cupy, module_of, to_host
 from dualsoft.dtypes import FLOAT64
 
 PACK_VERSION = 1
+
+
+class Pair(NamedTuple):
+    """The arrays of a running pair."""
+
+    m: Array
+    rest: Array
 
 
 def canonical(m: Array, rest: Array) -> tuple[Array, Array]:

@@ -13,9 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualsoft import arguments
+from dualsoft.arguments import format_of
 from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.dtypes import COMPLEX, FLOAT64, FORMATS, PLAIN_FORMATS, Format, find_format, joint
+from dualsoft.dtypes import COMPLEX, FLOAT64, PLAIN_FORMATS, Format, find_format, joint
+from dualsoft.gradient_problem import GradientProblem
+from dualsoft.linear_problem import LinearProblem
+from dualsoft.loss_problem import LossProblem
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _ndarray = np.ndarray
 _empty_like = np.empty_like
@@ -98,7 +103,19 @@ class CumulativeProblem(NamedTuple):
     initial: bool
 
 
-Problem = SoftmaxProblem | LogSumExpProblem | StateProblem | NormalizeProblem | CumulativeProblem | AttentionProblem
+Problem = (
+    SoftmaxProblem
+    | LogSumExpProblem
+    | StateProblem
+    | NormalizeProblem
+    | CumulativeProblem
+    | AttentionProblem
+    | LossProblem
+    | LinearProblem
+    | TopKProblem
+    | SampleProblem
+    | GradientProblem
+)
 
 
 def softmax_problem(
@@ -124,7 +141,7 @@ def softmax_problem(
                 out = _empty_like(x) if is_result else _empty_like(x, dtype=result)
             return _new(SoftmaxProblem, (x, out, axes, mask, scale, None, code, result_code, log))
     array = as_array(x, "x")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     axes, mask, kept = arguments.reduction(axis, array.shape)
     factor = None if scale is None else arguments.scale_of(scale, kept, array)
     visible = None if where is None else arguments.where_of(where, array.shape, array)
@@ -163,7 +180,7 @@ def logsumexp_problem(
             target = _empty(kept, result)
             return _new(LogSumExpProblem, (a, target, axes, mask, scale, None, code, result_code, sign, None, 0))
     array = as_array(a, "a")
-    known = _format(array, "a", complex_too=True)
+    known = format_of(array, "a", complex_too=True)
     weights, b_code, natural = None, 0, known.result
     if b is not None:
         array, weights, b_format, natural = _weighted(a, array, b)
@@ -192,7 +209,7 @@ def logsumexp_problem(
 def _weighted(a: object, array: Array, b: object) -> tuple[Array, Array, Format, np.dtype[Any]]:
     """Broadcast ``a`` and ``b`` together; return both, the format of ``b`` and the dtype of the result."""
     weights = same_kind(b, "b", array, "a")
-    b_format = _format(weights, "b", complex_too=True)
+    b_format = format_of(weights, "b", complex_too=True)
     try:
         shape = np.broadcast_shapes(array.shape, weights.shape)
     except ValueError:
@@ -211,7 +228,7 @@ def _weighted(a: object, array: Array, b: object) -> tuple[Array, Array, Format,
 def state_problem(x: object, axis: object, where: object, scale: object) -> StateProblem:
     """Judge the arguments of ``softmax_state``."""
     array = as_array(x, "x")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     axes, mask, kept = arguments.reduction(axis, array.shape)
     factor = None if scale is None else arguments.scale_of(scale, kept, array)
     visible = None if where is None else arguments.where_of(where, array.shape, array)
@@ -226,7 +243,7 @@ def normalize_problem(
 ) -> NormalizeProblem:
     """Judge the arguments of ``SoftmaxState.normalize`` against the arrays of the state."""
     array = same_kind(x, "x", m, "the state")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     axes, mask, kept = arguments.reduction(axis, array.shape)
     reduced = arguments.reduced_shape(array.shape, axes)
     if m.shape != reduced:
@@ -244,7 +261,7 @@ def cumulative_problem(x: object, axis: object, include_initial: bool, dtype: ob
     """Judge the arguments of ``cumulative_logsumexp``."""
     arguments.check_truth(include_initial, "include_initial")
     array = as_array(x, "x")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     along = arguments.one_axis(axis, array.ndim)
     result = arguments.result_dtype(dtype, known.result)
     shape = array.shape
@@ -262,7 +279,7 @@ def identity_shape(shape: object) -> tuple[int, ...]:
 def vector(x: object) -> Array:
     """Judge the argument of ``trace``: one row of numbers, as float64."""
     array = as_array(x, "x")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     if array.ndim != 1:
         raise ValueError(f"x must have one dimension, got the shape {array.shape}")
     return array.astype(FLOAT64) if known.code != 1 else array
@@ -271,20 +288,10 @@ def vector(x: object) -> Array:
 def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any], np.dtype[Any]]:
     """Judge the arguments of the textbook algorithms; return the array, the axis, and the dtypes of sums and result."""
     array = as_array(x, "x")
-    known = _format(array, "x")
+    known = format_of(array, "x")
     along = arguments.one_axis(axis, array.ndim)
     sums = known.result if known.result.itemsize >= 4 else np.dtype(np.float32)
     return array, along, sums, known.result
-
-
-def _format(array: Array, name: str, complex_too: bool = False) -> Format:
-    known = FORMATS.get(array.dtype) or find_format(array.dtype, complex_too=complex_too)
-    if known is None:
-        also = ", or complex" if complex_too else ""
-        raise TypeError(
-            f"{name} has dtype {array.dtype}; it must be float16, bfloat16, float32, float64, an integer or bool{also}"
-        )
-    return known
 
 
 def _code(array: Array) -> int:

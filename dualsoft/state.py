@@ -9,7 +9,7 @@ from dualsoft.arguments import real
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
 from dualsoft.dtypes import FLOAT64
 from dualsoft.frozen import Frozen, locked
-from dualsoft.pair import canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
+from dualsoft.pair import Pair, canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
 from dualsoft.problem import identity_shape, normalize_problem, state_problem
 from dualsoft.registry import require, run
 
@@ -306,6 +306,11 @@ def state_of(
     else:
         m[...], rest[...] = -np.inf, -1.0
     return _state_from(m.squeeze(axes), rest.squeeze(axes))
+
+
+def pair_or_array(lse: object) -> object:
+    """Return the arrays of a state, and anything else as it is: what may stand for the logarithms of rows."""
+    return Pair(lse._m, lse._rest) if isinstance(lse, SoftmaxState) else lse
 
 
 def merge_two(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:

@@ -62,7 +62,7 @@ PAIR = {
     ),
     "rows of -inf are like others": Mutation("if (m == C(-infinity())) return", "if (false) return", ("special lse",)),
     "the maximum is counted twice": Mutation("below + (f64(s.count) - 1.0)", "below + f64(s.count)", ("short lse",)),
-    "the sum lacks its 1": Mutation("value_of(p.rest + 1.0)", "value_of(p.rest)", ("tiled",)),
+    "the sum lacks its 1": Mutation("factor / (1.0 + rest)", "factor / rest", ("tiled",)),
 }
 ROWS = {
     "the count does not begin at 0": Mutation("    i32 count = 0;\n", "    i32 count = 1;\n", ("short",)),
@@ -76,15 +76,22 @@ ROWS = {
     "the scale of a row is read by the strides of x": Mutation(
         "offset(at.outer, SCALE, index)", "offset(at.outer, X, index)", ("scale by row",), (WRONG, *OUTSIDE)
     ),
-    "the scale is not applied": Mutation("if (from.is_scaled) value = mul(value, from.factor);", "", ("scale by row",)),
+    "the scale is not applied": Mutation(
+        "if (from.is_scaled) value = mul(value, from.factor);\n        const bool inside",
+        "const bool inside",
+        ("scale by row",),
+    ),
+    "the scale is not applied to gathered elements": Mutation(
+        "if (from.is_scaled) value = mul(value, from.factor);\n        }", "}", ("where and scale",)
+    ),
+    "what lies past the end takes part": Mutation(
+        "is_whole || first + j < from.length", "is_whole || first + j <= from.length", ("short",)
+    ),
     "a tail reads one element too many": Mutation(
-        "inside = first + j < from.length", "inside = first + j <= from.length", ("short",), (WRONG, *OUTSIDE)
+        "if (j < count) v.at[j]", "if (j <= count) v.at[j]", ("short",), OUTSIDE
     ),
     "whole chunks at the end": Mutation(
-        "if (first + DS_CHUNK <= from.length) {\n        const vector",
-        "if (first < from.length) {\n        const vector",
-        ("short",),
-        OUTSIDE,
+        "if (aligned && first + DS_CHUNK <= from.length) return", "if (aligned) return", ("short",), OUTSIDE
     ),
     "element by element, one too many": Mutation(
         "bool visible = start + k < from.length",
@@ -122,9 +129,49 @@ ROWS = {
         ("warp divergence", "warp mask", "deadlock"),
     ),
     "a segment is skipped": Mutation(
-        "for (i64 segment = 0; segment * SEGMENT < from.length; ++segment) {\n        share mine",
-        "for (i64 segment = 1; segment * SEGMENT < from.length; ++segment) {\n        share mine",
-        ("tiled lse",),
+        "for (i64 segment = first; segment < last", "for (i64 segment = first + 1; segment < last", ("tiled lse",)
+    ),
+    "parts overlap": Mutation(
+        "const i64 end = (part + 1) * length", "const i64 end = (part + 2) * length", ("tiled lse",)
+    ),
+    "a part is not joined": Mutation(
+        "i = i64(threadIdx.x) % 32; i < count", "i = i64(threadIdx.x) % 32; i < count - 1", ("tiled lse", "tiled")
+    ),
+}
+UNALIGNED = {
+    "words are not shifted by bytes": Mutation("(shift & 3) * 8", "0", ("odd f16",)),
+    "pieces are not shifted by words": Mutation("w[i] = shift & 4 ? w[i + 1] : w[i];", "w[i] = w[i];", ("odd rows",)),
+    "the last lane has nobody above": Mutation(
+        "if (is_last && shift != 0) next = load", "if (false) next = load", ("odd rows",)
+    ),
+    "the end of a row is a whole piece": Mutation(
+        "return at >= begin && at + 16 <= end ? load_aligned",
+        "return true ? load_aligned",
+        ("odd block",),
+        ("out of bounds",),
+    ),
+    "a piece is stored over its neighbours": Mutation(
+        "if (at >= begin && at + 16 <= end) store_aligned(at, value);",
+        "store_aligned(at, value); if (at >= begin && at + 16 <= end) ;",
+        ("odd rows",),
+        (WRONG, "cross-block race", "race", "out of bounds"),
+    ),
+    "the last lane keeps its end to itself": Mutation(
+        "if (is_last && shift != 0) store", "if (false) store", ("odd rows",), ("unwritten output",)
+    ),
+}
+KEPT = {
+    "nobody waits for the last copy": Mutation(
+        "copy_async_wait<AHEAD>();", "copy_async_wait<AHEAD + 1>();", ("tiled",), ("cp.async", "async", "uninitialised")
+    ),
+    "pairs are joined before they are there": Mutation(
+        "    __syncthreads();\n    return join(", "    return join(", ("tiled",), RACES
+    ),
+    "a copy brings too many bytes": Mutation(
+        "bytes_of(from.length - first));", "16);", ("tiled end",), ("out of bounds",)
+    ),
+    "slots are kept in one place": Mutation(
+        "(segment * DS_SLOTS + slot) * DS_GROUP", "segment * DS_SLOTS * DS_GROUP", ("tiled",), (WRONG, "race", "async")
     ),
 }
 SOFTMAX = {
@@ -132,8 +179,8 @@ SOFTMAX = {
         "if (first + j < from.length) store_aligned", "if (first + j <= from.length) store_aligned", ("short",), OUTSIDE
     ),
     "whole chunks are written at the end": Mutation(
-        "if (first + DS_CHUNK <= from.length) {\n        store",
-        "if (first < from.length) {\n        store",
+        "if (aligned && first + DS_CHUNK <= from.length) {\n        store",
+        "if (aligned && first < from.length) {\n        store",
         ("short",),
         OUTSIDE,
     ),
@@ -160,8 +207,8 @@ SOFTMAX = {
     "the logarithm of what is hidden is 0": Mutation("DS_LOG ? -infinity() : 0.0", "0.0", ("where log",)),
     "hidden rows are like others": Mutation("DS_DIRECT || mine.visible >> i & 1", "true", ("where",)),
     "the last segment is not written": Mutation(
-        "segment * SEGMENT < from.length; ++segment) {\n        const share mine",
-        "(segment + 1) * SEGMENT < from.length; ++segment) {\n        const share mine",
+        "segment < int(segments_of(from.length)); ++segment)\n            write",
+        "segment + 1 < int(segments_of(from.length)); ++segment)\n            write",
         ("tiled",),
         ("unwritten output",),
     ),
@@ -218,7 +265,7 @@ ELSEWHERE = {
         ("race",),
     ),
 }
-MUTATIONS = GROUP | PAIR | ROWS | SOFTMAX | ELSEWHERE
+MUTATIONS = GROUP | PAIR | ROWS | UNALIGNED | KEPT | SOFTMAX | ELSEWHERE
 
 EQUIVALENT = {
     "sums about m whatever m is": (
@@ -234,7 +281,11 @@ EQUIVALENT = {
         "nothing is above the maximum",
     ),
     "scale is always applied": (
-        Mutation("if (from.is_scaled) value", "value", ("where",)),
+        Mutation(
+            "if (from.is_scaled) value = mul(value, from.factor);\n        const",
+            "value = mul(value, from.factor);\n        const",
+            ("short",),
+        ),
         "the factor is 1 where there is none: it costs a multiplication",
     ),
     "-inf - -inf": (

@@ -187,6 +187,8 @@ def _memory() -> Iterator[Probe]:
         count = 200  # not a multiple of the block: the last threads have nothing to move
         data = scrambled(count * 2, size).view(np.uint8)[: count * size]
         yield Probe(f"move_words_{size}", (data,), np.dtype(np.uint8), count * size, "uint8", grid=2)
+    data = scrambled(64, 43).view(np.uint8)
+    yield Probe("copy_async_void", (data,), np.dtype(np.uint8), data.size, "uint8", threads=32, takes_size=False)
 
 
 def _exchanges() -> Iterator[Probe]:
@@ -244,8 +246,9 @@ def run(cp: Any) -> dict[str, Array]:
     found = {}
     for probe in probes():
         out = cp.empty(probe.size, probe.result)
-        count = probe.size if probe.result != np.uint8 else probe.size // int(probe.kernel.rpartition("_")[2])
-        arguments = (*map(cp.asarray, probe.operands), out, *((np.int32(count),) if probe.takes_size else ()))
+        width = int(probe.kernel.rpartition("_")[2]) if probe.kernel.startswith("move_words") else 1
+        count = (np.int32(probe.size // width),) if probe.takes_size else ()
+        arguments = (*map(cp.asarray, probe.operands), out, *count)
         module.get_function(probe.kernel)((probe.grid,), (probe.threads,), arguments)
         found[probe.kernel] = out.get()
     return found

@@ -188,6 +188,23 @@ def cumulative_logsumexp(x: Any, axis: int, wide: Any, include_initial: bool = F
     return Expected(y, magnitude, np.zeros_like(y), max(s.shape[axis], 1))
 
 
+def ranking(x: Any, axis: int, where: Any = None, scale: Any = None) -> Array:
+    """The indices in the order of softmax_topk, by a key per element that Python sorts: NaN, falling, -inf, hidden."""
+    moved = np.moveaxis(widen(x, np.float64), axis, -1)
+    visible = np.moveaxis(np.broadcast_to(True if where is None else where, np.shape(x)), axis, -1)
+    factor = np.moveaxis(np.broadcast_to(1.0 if scale is None else widen(scale, np.float64), np.shape(x)), axis, -1)
+    out = np.empty(moved.shape, np.int64)
+    for at in np.ndindex(moved.shape[:-1]):
+        with np.errstate(all="ignore"):
+            product, order = moved[at] * factor[at], moved[at] * np.sign(factor[at])
+        keys = [
+            (3, 0.0) if not seen else (0, 0.0) if p != p else (2, 0.0) if o == -np.inf else (1, -o)
+            for seen, p, o in zip(visible[at], product, order, strict=True)
+        ]
+        out[at] = sorted(range(len(keys)), key=keys.__getitem__)
+    return np.moveaxis(out, -1, axis)
+
+
 def pack(x: Any, axis: Any, r: Rows, value: Array, magnitude: Array, spread: Array) -> Expected:
     shape = np.shape(x)
     axes = axes_of(axis, len(shape))

@@ -9,7 +9,11 @@ from tolerance import FORMATS
 
 from dualsoft import accuracy
 
-FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p")
+FUNCTIONS = (
+    "linear_cross_entropy",
+    *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "exp", "log1p", "cross_entropy"),
+    *("softmax_backward", "log_softmax_backward", "logsumexp_backward", "cross_entropy_backward"),
+)
 # float32 and float64: ulp at spread 0, ulp per unit of spread
 PROMISED = {"softmax": (4, 1), "log_softmax": (2, 1), "logsumexp": (2, 1), "exp": (1, 0), "log1p": (1, 0)}
 LENGTHS = (1, 10, 1000, 10**6, 2**40)

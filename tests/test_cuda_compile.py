@@ -22,17 +22,32 @@ CHOSEN = (
     cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
 )
 
-REGISTERS = {"softmax_rows": 184, "logsumexp_rows": 184, "probe": 16, "attention": 255, "attention_merge": 128}
-"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor."""
+REGISTERS = {
+    "softmax_rows": 184,
+    "logsumexp_rows": 184,
+    "softmax_columns": 208,
+    "logsumexp_columns": 216,
+    "normalize_columns": 208,
+    "softmax_kept": 128,
+    "parts_of_rows": 184,
+    "join_parts": 64,
+    "normalize_rows": 192,
+    "weighted_rows": 128,
+    "weighted_join": 96,
+    "cumulative_rows": 128,
+    "attention": 255,
+    "attention_merge": 128,
+    "probe": 16,
+}
+"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
+up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy."""
 
-_LONGEST_LOG = "softmax_rows[x=f32, y=f32, group=512, chunk=4, slots=8, direct=1, tiled=0, log=1]"
 _OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
     ("attention[x=f16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=bf16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=f32, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
     ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
-    (_LONGEST_LOG, 120): (24, "512 threads leave each 128 registers; what is spilled lies outside of the loops"),
 }
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""
 
@@ -44,8 +59,12 @@ SUBROUTINES = {
     "offset_along_batch": "the place of a sequence along several axes of a batch",
     "uncommon_number": "elements whose dtype is known at run time only",
     "div_s64": "the same",
+    "load_elements": "the ends of rows that are not aligned",
+    "store_elements": "the same",
+    "exponential_above": "exponentials of what lies above the m of a state",
     "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
-    "shflsync_bfly": "shuffles of tiled rows up to sm_89: the loop over segments hides that all lanes are there",
+    "shflsync": "shuffles up to sm_89, where loops or teams shorter than a warp hide that all lanes are there",
+    "votesync": "votes, the same",
     "rem_s64": "the same",
 }
 """What may be called, and what for. The names stand in what the compiler calls them."""
@@ -118,11 +137,14 @@ def test_blocks_fit(found: tuple[Code, ...]) -> None:
 def accesses_due(variant: Variant) -> dict[str, int]:
     """The widest accesses of a variant whose rows lie contiguous and aligned: one or more for each chunk, each way."""
     macros = dict(variant.defines)
+    if int(macros.get("DS_WIDTH", 1)) > 1:
+        return {"LDG.128": 8} | ({} if variant.kernel == "logsumexp_columns" else {"STG.128": 8})
     if not int(macros.get("DS_DIRECT", 0)):
         return {}
     due = {}
-    ways = {"LDG": "DS_X", "STG": "DS_Y"} if variant.kernel == "softmax_rows" else {"LDG": "DS_X"}
-    for way, macro in ways.items():
+    reads, writes = {"LDG": "DS_X"}, {"STG": "DS_Y"}
+    ways = {"softmax_rows": reads | writes, "normalize_rows": reads | writes, "softmax_kept": writes}
+    for way, macro in ways.get(variant.kernel, reads).items():
         size = int(macros["DS_CHUNK"]) * BYTES[str(macros[macro]).removeprefix("ds::")]
         width = min(size, 16)
         due[f"{way}.{width * 8}"] = int(macros["DS_SLOTS"]) * (size // width)
@@ -135,6 +157,18 @@ def test_accesses_are_wide(found: tuple[Code, ...]) -> None:
         for code in found
         for name, due in accesses_due(code.variant).items()
         if code.counts[name] < due
+    )
+
+
+def test_kept_rows_are_copied_beside_the_threads(found: tuple[Code, ...]) -> None:
+    """One cp.async of 16 bytes for each chunk; sm_75 has none, and loads as wide."""
+    kept = [code for code in found if code.variant.kernel == "softmax_kept"]
+    assert kept
+    name = "LDGSTS" if found[0].architecture >= 80 else "LDG.128"
+    none_of(
+        f"{code.variant.name}, sm_{code.architecture}: {code.counts[name]} {name}"
+        for code in kept
+        if code.counts[name] < (int(dict(code.variant.defines)["DS_SLOTS"]) if name == "LDGSTS" else 1)
     )
 
 
@@ -171,7 +205,9 @@ def test_half_types_take_no_float64_exponential(found: tuple[Code, ...]) -> None
         for macros in [dict(code.variant.defines)]
         if BYTES.get(str(macros.get("DS_X", "")).removeprefix("ds::")) == 2
         and BYTES.get(str(macros.get("DS_Y", "")).removeprefix("ds::")) == 2
-        and code.counts["MUFU"] < int(macros["DS_CHUNK"]) * int(macros["DS_SLOTS"])
+        and not (code.variant.kernel.startswith("normalize") and macros["DS_LOG"])
+        and code.counts["MUFU"]
+        < int(macros.get("DS_WIDTH", macros.get("DS_CHUNK", 0))) * int(macros.get("DS_SLOTS", 8))
     )
 
 

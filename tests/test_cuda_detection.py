@@ -13,9 +13,9 @@ from cases import DTYPES
 from process import run_code
 
 import dualsoft as ds
-from dualsoft.backends import cuda, cuda_rows, nvrtc
+from dualsoft.backends import cuda, nvrtc
 from dualsoft.dtypes import BF16, F16, F32, F64
-from dualsoft.problem import logsumexp_problem, softmax_problem
+from dualsoft.problem import NormalizeProblem, StateProblem, cumulative_problem, logsumexp_problem, softmax_problem
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -196,7 +196,12 @@ class Loads:
         self.made: list[tuple[str, ...]] = []
         self.device = 0
         self.cuda = SimpleNamespace(
-            Device=lambda: SimpleNamespace(id=self.device), compiler=SimpleNamespace(CompileException=CompileException)
+            Device=lambda number=None: SimpleNamespace(
+                id=self.device if number is None else number,
+                compute_capability="90",
+                attributes={"MaxSharedMemoryPerBlockOptin": 227 << 10, "L2CacheSize": 50 << 20},
+            ),
+            compiler=SimpleNamespace(CompileException=CompileException),
         )
 
     def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
@@ -205,22 +210,30 @@ class Loads:
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "count"),
-    [("float16", 1), (["float32"], 1), ((np.float64, "bfloat16"), 2), (None, 4), ([], 0)],
+    ("dtypes", "codes"),
+    [
+        ("float16", (F16,)),
+        (["float32"], (F32,)),
+        ((np.float64, "bfloat16"), (F64, BF16)),
+        (None, (F16, BF16, F32, F64)),
+        ([], ()),
+    ],
     ids=str,
 )
-def test_warmup_loads_what_the_dtypes_need(dtypes: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_loads_what_the_dtypes_need(
+    dtypes: Any, codes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cp: Any = Loads()
     monkeypatch.setattr(cuda, "_found", (cuda.Kernels(cp), None))
     options = {} if dtypes is None else {"dtypes": dtypes}
-    each = len(list(cuda_rows.variants((F32,))))
-    assert ds.warmup(**options) == len(cp.made) == count * each
+    count = len({variant for table in cuda._TABLES for variant in table.variants(codes)})
+    assert ds.warmup(**options) == len(cp.made) == count
     assert len(set(cp.made)) <= len(cp.made)
-    assert ds.warmup("cuda", **options) == count * each
-    assert len(cp.made) == count * each, "what is loaded already is not loaded again"
+    assert ds.warmup("cuda", **options) == count
+    assert len(cp.made) == count, "what is loaded already is not loaded again"
     cp.device = 1
     ds.warmup(**options)
-    assert len(cp.made) == 2 * count * each, "another device has kernels of its own"
+    assert len(cp.made) == 2 * count, "another device has kernels of its own"
 
 
 def test_warmup_judges_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,20 +254,29 @@ def test_warmup_judges_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("key", "code"), [("f16", F16), ("bf16", BF16), ("f32", F32), ("f64", F64)])
 def test_warmup_covers_every_call_on_the_dtype(key: str, code: int) -> None:
     """No variant is missing, whatever the row length and the layout, and none is there in vain."""
-    cp, wanted = devices.module(NAME), set(cuda_rows.variants((code,)))
-    used = set()
-    for n in (1, 64, 65, 256, 300, 1024, 1100, 4000, 8192, 9000, 16384, 16400, 20000):
-        for step in (1, 2):
-            x = cp.zeros((2, step * n), DTYPES[key])[:, ::step]
-            for log in (False, True):
-                used.add(cuda_rows.softmax(softmax_problem(x, -1, None, None, None, None, log)).variant)
-            used.add(cuda_rows.logsumexp(logsumexp_problem(x, -1, None, False, False, None, None, None, None)).variant)
-            used.add(cuda_rows.softmax(softmax_problem(x, -1, x == 0, 0.5, None, None, False)).variant)
-        x = cp.zeros((2, -(-n // 8) * 8), DTYPES[key])
-        used.add(cuda_rows.softmax(softmax_problem(x, -1, None, None, None, None, False)).variant)
-        used.add(cuda_rows.softmax(softmax_problem(x, -1, None, None, None, None, True)).variant)
+    cp = devices.module(NAME)
+    wanted = {variant for table in cuda._TABLES for variant in table.variants((code,))}
+    device, used = cuda.Kernels(cp).device(0), set()
+    for n in (1, 64, 65, 256, 300, 1024, 1100, 4000, 8192, 9000, 16400, 200_000):
+        wide = cp.zeros((2, 3 * n), DTYPES[key])
+        for x in (wide[:, :n], wide[:, ::3], cp.zeros((n, 64), DTYPES[key]).T):
+            for where in (None, x == 0):
+                for problem in problems_of(x, where, code):
+                    used |= {launch.variant for launch in cuda._LAUNCHES[type(problem)](problem, device)}
     assert used <= wanted, used - wanted
     assert used == wanted, wanted - used
+
+
+def problems_of(x: Any, where: Any, code: int) -> list[Any]:
+    m = devices.module(NAME).zeros((len(x), 1))
+    return [
+        *(softmax_problem(x, -1, where, None, None, None, log) for log in (False, True)),
+        logsumexp_problem(x, -1, None, False, False, where, None, None, None),
+        logsumexp_problem(x, -1, x, False, False, where, None, None, None),
+        cumulative_problem(x, -1, False, None, None),
+        StateProblem(x, m, m, (1,), 2, None, where, code),
+        NormalizeProblem(x, x, (1,), 2, None, where, code, code, m, m),
+    ]
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
-"""The host side of the CUDA kernels: variants, layouts and launches, without running a kernel where none
-is needed.
-"""
+"""The host side of the CUDA kernels: their variants, and the layouts that tell them where elements lie."""
 
 import itertools
 import re
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import devices
@@ -15,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dualsoft as ds
 from dualsoft.backends import cuda_layout, cuda_rows, nvrtc
 from dualsoft.backends.cuda_layout import MAX_RANK, OPERANDS, Layout, layout_of
 from dualsoft.backends.cuda_rows import Shape, shape_for
 from dualsoft.backends.nvrtc import Variant
-from dualsoft.dtypes import BF16, F16, F32, F64, I8
-from dualsoft.problem import LogSumExpProblem, SoftmaxProblem, softmax_problem
+from dualsoft.dtypes import F64, I8
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -45,27 +40,35 @@ def test_variants_are_distinct_and_fit_what_the_kernels_demand() -> None:
     assert len(found) == len(set(found)) == len({variant.name for variant in found})
     for variant in found:
         macros = dict(variant.defines)
+        assert ("DS_LOG" in macros) == (variant.kernel in ("softmax_rows", "softmax_kept", "normalize_rows"))
+        assert variant.is_dynamic == (variant.kernel == "softmax_kept")
+        if variant.kernel == "join_parts":
+            continue
         items = macros["DS_CHUNK"] * macros["DS_SLOTS"]
         assert 1 <= items <= 32, f"{variant.name}: a bit of `visible` for each element"
         assert macros["DS_CHUNK"] & (macros["DS_CHUNK"] - 1) == 0
         group = macros["DS_GROUP"]
         assert group in (2, 4, 8, 16, 32) or (group % 32 == 0 and group <= 1024), variant.name
-        assert ("DS_LOG" in macros) == (variant.kernel == "softmax_rows")
 
 
 @pytest.mark.parametrize("width", ["narrow", "wide"])
 def test_shapes_at_their_boundaries(width: str) -> None:
     shapes = cuda_rows._SHAPES[width]
-    whole = [shape for shape in shapes if not shape.tiled]
-    (tiled,) = (shape for shape in shapes if shape.tiled)
-    held = [shape.group * shape.items for shape in whole]
+    held = [shape.group * shape.items for shape in shapes]
     assert held == sorted(set(held)), "longer rows get larger shapes"
-    for below, most, shape in zip([0, *held], held, whole, strict=False):
+    for below, most, shape in zip([0, *held], held, shapes, strict=False):
         for n in (below + 1, most - 1, most):
             assert shape_for(n, width) == shape
-    assert shape_for(0, width) == whole[0]
+    assert shape_for(0, width) == shapes[0]
     for n in (held[-1] + 1, 10 * held[-1], 2**40):
-        assert shape_for(n, width) == tiled
+        assert shape_for(n, width) is None
+
+
+def test_shape_is_what_the_kernel_is_told() -> None:
+    shape = Shape(32, 16)
+    macros = dict(cuda_rows._softmax_variant(shape, I8, F64, False, True).defines)
+    assert (macros["DS_GROUP"], macros["DS_CHUNK"] * macros["DS_SLOTS"]) == (32, 16)
+    assert (macros["DS_X"], macros["DS_Y"], macros["DS_LOG"], macros["DS_DIRECT"]) == ("i8", "f64", 1, 0)
 
 
 # ------------------------------------------------------------------ layouts, against every element's own address
@@ -204,136 +207,8 @@ def test_more_axes_than_a_kernel_takes_are_refused() -> None:
         assert at.rows * at.n == 2**MAX_RANK
     text = (nvrtc.folder() / "layout.cuh").read_text()
     assert f"MAX_RANK = {MAX_RANK};" in text
-    operands = re.search(r"enum operand \{ (.*), OPERANDS \}", text)
+    operands = re.search(r"enum operand \{ (.*), OPERANDS, (.*) \}", text)
     assert operands is not None
     assert operands[1].lower().split(", ") == list(OPERANDS)
+    assert operands[2] == "M = WEIGHT, REST = SIGN", "the places that the host gives m and d - 1"
     assert cuda_layout._LAYOUT.itemsize == 8 * (2 + 2 * (1 + MAX_RANK * (1 + len(OPERANDS))))
-
-
-# ------------------------------------------------------------------ what a launch is
-def fake(at: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:
-    """An array as far as a launch looks at it: no memory behind it."""
-    dtype = np.dtype(dtype)
-    strides = dense(shape, dtype.itemsize) if strides is None else strides
-    return SimpleNamespace(shape=shape, dtype=dtype, strides=strides, data=SimpleNamespace(ptr=at), ndim=len(shape))
-
-
-CODES = {F16: np.float16, BF16: np.uint16, F32: np.float32, F64: np.float64, I8: np.int8}
-
-
-def problem(x: Any, out: Any, x_code: int, out_code: int, *, log: bool = False, axis: int = -1) -> SoftmaxProblem:
-    axes = (axis % x.ndim,)
-    return SoftmaxProblem(x, out, axes, 1 << axes[0], None, None, x_code, out_code, log)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(list(CODES)),
-    st.sampled_from([F16, F32, F64]),
-    st.integers(1, 70),
-    st.sampled_from([0, 0, 0, 1, 2, 4, 8, 12, 16]),
-    st.sampled_from([0, 0, 0, 1, 2, 4, 8, 12, 16]),
-    st.sampled_from([0, 0, 1, 3, 5]),
-    st.sampled_from([1, 1, 1, 1, 2, -1]),
-)
-def test_direct_only_where_every_access_is_aligned(
-    x_code: int, out_code: int, n: int, x_at: int, out_at: int, gap: int, step: int
-) -> None:
-    x_size, out_size = np.dtype(CODES[x_code]).itemsize, np.dtype(CODES[out_code]).itemsize
-    width = n * abs(step) + gap
-    x = fake(512 + x_at, (3, n), CODES[x_code], (width * x_size, step * x_size))
-    out = fake(512 + out_at, (3, n), CODES[out_code], (width * out_size, out_size))
-    launch = cuda_rows.softmax(problem(x, out, x_code, out_code))
-    macros = dict(launch.variant.defines)
-    chunk = macros["DS_CHUNK"]
-    starts = [
-        (array.data.ptr + row * array.strides[0] + first * size, min(16, chunk * size))
-        for array, size in ((x, x_size), (out, out_size))
-        for row in range(3)
-        for first in range(0, n - chunk + 1, chunk)
-    ] + [
-        (array.data.ptr + row * array.strides[0], size)
-        for array, size in ((x, x_size), (out, out_size))
-        for row in (0, 1)
-    ]
-    is_dense = step == 1 or n == 1
-    if macros["DS_DIRECT"]:
-        assert is_dense
-        assert all(start % size == 0 for start, size in starts)
-    if is_dense and gap == 0 and n * min(x_size, out_size) % 16 == 0 and x_at % 16 == out_at % 16 == 0:
-        assert macros["DS_DIRECT"], "plain rows take the fast way"
-
-
-@pytest.mark.parametrize("option", ["where", "scale array", "scale"])
-def test_what_hides_or_scales_is_not_direct(option: str) -> None:
-    x, out = fake(512, (3, 64), np.float32), fake(512, (3, 64), np.float32)
-    plain = problem(x, out, F32, F32)
-    assert dict(cuda_rows.softmax(plain).variant.defines)["DS_DIRECT"] == 1
-    assert dict(cuda_rows.softmax(plain._replace(scale=1.0)).variant.defines)["DS_DIRECT"] == 1
-    changed = {
-        "where": plain._replace(where=fake(512, (3, 64), np.bool_)),
-        "scale array": plain._replace(scale=fake(512, (3, 1), np.float64)),
-        "scale": plain._replace(scale=0.5),
-    }[option]
-    launch = cuda_rows.softmax(changed)
-    assert dict(launch.variant.defines)["DS_DIRECT"] == 0
-    assert type(launch.arguments[3]) is np.float64
-    assert launch.arguments[3] == (0.5 if option == "scale" else 1)
-
-
-@pytest.mark.parametrize("code", [F16, BF16, F32, F64, I8])
-@pytest.mark.parametrize("n", [1, 7, 64, 65, 1000, 4096, 20000])
-def test_the_variant_does_not_depend_on_the_batch(code: int, n: int) -> None:
-    out_code = F64 if code == I8 else code
-    # A step from row to row that is a multiple of 16 in any batch: what is left to differ is the number of rows.
-    step = -(-n * 8 // 128) * 128
-    found = set()
-    for rows in (1, 2, 7, 100, 2**33):
-        x = fake(512, (rows, n), CODES[code], (step, np.dtype(CODES[code]).itemsize))
-        out = fake(512, (rows, n), CODES[out_code], (step, np.dtype(CODES[out_code]).itemsize))
-        launch = cuda_rows.softmax(problem(x, out, code, out_code))
-        found.add((launch.variant, launch.block))
-        assert launch.grid >= 1
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize("n", [1, 8, 65, 3000, 2**20])
-@pytest.mark.parametrize("rows", [1, 3, 2**31 - 1, 2**31, 2**40])
-def test_grids_stay_within_the_limit_and_cover_all_rows(n: int, rows: int) -> None:
-    # Strides of 0: no memory has as many rows.
-    x, out = fake(512, (rows, n), np.float32, (0, 4)), fake(512, (rows, 1), np.float32, (0, 0))
-    lse = LogSumExpProblem(x, out, (1,), 2, None, None, F32, F32, None, None, F32)
-    for launch in (cuda_rows.softmax(problem(x, x, F32, F32)), cuda_rows.logsumexp(lse)):
-        assert 1 <= launch.grid <= 2**31 - 1
-        assert launch.block <= 1024
-        rows_a_block = launch.block // dict(launch.variant.defines)["DS_GROUP"]
-        needed = -(-rows // rows_a_block)
-        assert launch.grid == min(needed, 2**31 - 1), "a block for all rows, or the kernel goes round"
-
-
-@needs_emulator
-@pytest.mark.parametrize("n", [40, 5000])
-def test_fewer_blocks_than_rows_give_the_same_bits(n: int, cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = cp.asarray(np.random.default_rng(n).standard_normal((70, n)).astype(np.float32))
-    with ds.use_backend(NAME):
-        want = ds.softmax(x, -1).get(), ds.logsumexp(x, -1).get()
-        monkeypatch.setattr(cuda_rows, "_MOST_BLOCKS", 2)
-        got = ds.softmax(x, -1).get(), ds.logsumexp(x, -1).get()
-    assert [a.tobytes() for a in got] == [a.tobytes() for a in want]
-
-
-@needs_emulator
-def test_arguments_are_of_the_kernels_kinds(cp: Any) -> None:
-    x = cp.zeros((3, 40), np.float32)
-    launch = cuda_rows.softmax(softmax_problem(x, -1, None, None, None, None, False))
-    assert [type(argument) for argument in launch.arguments[1:4]] == [type(None), type(None), np.float64]
-    assert launch.arguments[0] is x
-    assert launch.arguments[-1].dtype == cuda_layout._LAYOUT
-    assert launch.arguments[-1].shape == ()
-
-
-def test_shape_is_what_the_kernel_is_told() -> None:
-    shape = Shape(32, 16, True)
-    macros = dict(cuda_rows._variant("softmax_rows", shape, I8, F64, False, True).defines)
-    assert (macros["DS_GROUP"], macros["DS_CHUNK"] * macros["DS_SLOTS"], macros["DS_TILED"]) == (32, 16, 1)
-    assert (macros["DS_X"], macros["DS_Y"], macros["DS_LOG"], macros["DS_DIRECT"]) == ("i8", "f64", 1, 0)

@@ -21,6 +21,7 @@ from dualsoft.backends import cuda, nvrtc
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
+SOURCES = ("softmax.cu", "softmax_kept.cu", "logsumexp.cu", "parts.cu", "join.cu", "normalize.cu")
 Array = np.ndarray[Any, Any]
 
 
@@ -98,9 +99,14 @@ CALLS = {
     "where log": Call("log_softmax", NAN_HIDDEN, -1, {"where": HIDDEN}),
     "where by columns": Call("softmax", NAN_HIDDEN, -1, {"where": np.asfortranarray(HIDDEN)}),
     "where, block": Call("softmax", BLOCK, -1, {"where": BLOCK > -1}),
+    "odd rows": Call("softmax", normal("f32", 5, 1001)),
+    "odd block": Call("softmax", BLOCK),
+    "odd f16": Call("softmax", normal("f16", 5, 1001)),
+    "tiled end": Call("softmax", gaps(TILED[:, :-3])),
+    "where and scale": Call("softmax", NAN_HIDDEN, -1, {"where": HIDDEN, "scale": FACTORS}),
     "scale by row": Call("softmax", SHORT, -1, {"scale": FACTORS}),
-    "columns": Call("softmax", SHORT, 0),
-    "steps": Call("softmax", normal("f32", 21, 84)[:, ::2]),
+    "columns": Call("softmax", SHORT, 0, {"where": np.ones(SHORT.shape, bool)}),
+    "steps": Call("softmax", normal("f32", 21, 84)[:, ::2], -1, {"where": np.ones((21, 42), bool)}),
     "two axes": Call("softmax", CUBE, (0, 2)),
     "two axes lse": Call("logsumexp", CUBE, (0, 2)),
     "unaligned": Call("softmax", unaligned(SHORT)),
@@ -155,7 +161,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mutation], None]:
             )
             return text.replace(mutation.old, mutation.new)
 
-        places.extend(source for source in ("softmax.cu", "logsumexp.cu") if mutation.old in assemble(source))
+        places.extend(source for source in SOURCES if mutation.old in assemble(source))
         assert places, f"no source has {mutation.old!r}: the kernels have changed, and this test with them"
         monkeypatch.setattr(nvrtc, "assemble", mutated)
 

@@ -11,12 +11,12 @@ import devices
 import emulator
 import pytest
 
-from dualsoft.backends import cuda_rows, nvrtc
+from dualsoft.backends import cuda_columns, cuda_rows, nvrtc
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
 FILES = sorted(path.name for path in nvrtc.folder().iterdir())
-KERNELS = sorted({variant.source for variant in cuda_rows.variants()} | {"probe.cu"})
+KERNELS = sorted({v.source for table in (cuda_rows, cuda_columns) for v in table.variants()} | {"probe.cu"})
 _LINE = re.compile(r'#line (\d+) "([\w.]+)"')
 
 

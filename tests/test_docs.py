@@ -15,15 +15,25 @@ from process import ROOT, python
 import dualsoft as ds
 
 NAMES = {
-    "AttentionState", "BlockMask", "KVCache", "SoftmaxState", "Trace", "TraceRow", "accuracy", "algorithms",
-    "attention", "attention_paged", "attention_state", "attention_varlen", "backend_for", "backends",
-    "cumulative_logsumexp", "get_num_threads", "log_softmax", "logsumexp", "merge", "num_threads", "register_backend",
-    "set_num_threads", "softmax", "softmax_state", "trace", "use_backend", "warmup",
+    "accuracy", "algorithms", "attention", "attention_backward", "attention_paged", "attention_state",
+    "attention_varlen", "attention_varlen_backward", "AttentionGrads", "AttentionState", "backend_for", "backends",
+    "BlockMask", "cross_entropy", "cross_entropy_backward", "cumulative_logsumexp", "get_num_threads", "KVCache",
+    "linear_cross_entropy", "linear_cross_entropy_backward", "LinearGrads", "log_softmax", "log_softmax_backward",
+    "logsumexp", "logsumexp_backward", "merge", "num_threads", "register_backend", "sample", "set_num_threads",
+    "softmax", "softmax_backward", "softmax_state", "softmax_topk", "SoftmaxState", "TopK", "Trace", "trace",
+    "TraceRow", "use_backend", "warmup",
 }  # fmt: skip
-PUBLIC = sorted(name for name in NAMES if callable(getattr(ds, name, None)) and not name.startswith("Trace"))
+PUBLIC = sorted(
+    name
+    for name in NAMES
+    if callable(getattr(ds, name, None)) and not name.startswith(("Trace", "LinearGrads", "TopK"))
+)
 MATHEMATICS = {
     "softmax", "log_softmax", "logsumexp", "cumulative_logsumexp", "softmax_state", "merge", "trace", "attention",
-    "attention_paged", "attention_state", "attention_varlen", "standard_attention", "chunked_attention",
+    "attention_backward", "attention_varlen_backward", "attention_paged", "attention_state", "attention_varlen",
+    "standard_attention", "chunked_attention", "cross_entropy", "cross_entropy_backward", "linear_cross_entropy",
+    "linear_cross_entropy_backward", "log_softmax_backward", "logsumexp_backward", "softmax_backward", "sample",
+    "softmax_topk",
 }  # fmt: skip
 ALGORITHMS = [name for name in ds.algorithms.__all__ if not name.endswith("Algorithm")]
 COMPUTED = [getattr(ds, name) for name in PUBLIC] + [getattr(ds.algorithms, name) for name in ALGORITHMS]
@@ -35,9 +45,11 @@ METHODS = [
     if not name.startswith("_") and isinstance(member, FunctionType | classmethod | staticmethod)
 ]
 PAPERS = {
-    "softmax": "1805.02867", "softmax_state": "1805.02867", "online_softmax": "1805.02867", "attention": "2205.14135",
+    "softmax": "1805.02867", "softmax_state": "1805.02867", "softmax_topk": "1805.02867",
+    "online_softmax": "1805.02867", "attention": "2205.14135",
     "attention_paged": "2309.06180", "KVCache": "2309.06180", "attention_state": "2112.05682",
-    "chunked_attention": "2112.05682",
+    "attention_backward": "2307.08691",
+    "chunked_attention": "2112.05682", "cross_entropy": "1805.02867", "linear_cross_entropy": "1805.02867",
 }  # fmt: skip
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WALK = (module.name for module in pkgutil.walk_packages(ds.__path__, "dualsoft."))

@@ -33,25 +33,42 @@ LAYERS = (
     {"cache"},
     {
         "softmax",
+        "topk",
+        "sampling",
         "attention",
         "state",
         "state_functions",
+        "attention_gradients",
         "attention_state",
         "algorithms",
         "attention_algorithms",
         "trace",
+        "gradients",
+        "losses",
+        "linear_loss",
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.reference_complex", "backends.reference_attention", "backends.cuda_rows", "backends.cuda_attention"},
-    {"backends.cuda_launch", "backends.cuda_task"},
-    {"backends.nvrtc", "backends.cuda_layout"},
+    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
+    {
+        "backends.reference_complex",
+        "backends.reference_gradients",
+        "backends.reference_losses",
+        "backends.reference_topk",
+        "backends.cuda_rows",
+        "backends.cuda_attention",
+    },
+    {"backends.cuda_launch", "backends.cuda_task", "backends.reference_attention"},
+    {"backends.nvrtc", "backends.cuda_layout", "backends.reference_rows"},
     {"backends"},
     {"threads"},
+    {"linear_chunks"},
     {"problem"},
-    {"attention_problem"},
+    {"linear_problem", "gradient_problem"},
+    {"attention_problem", "loss_problem", "topk_problem"},
+    {"loss_arguments"},
     {"attention_arguments", "attention_operands", "cache_arguments"},
-    {"block_mask", "cache_storage"},
+    {"block_mask", "cache_storage", "philox"},
     {"arguments", "accuracy", "pair", "triple"},
     {"arrays", "dtypes", "frozen", "isa", "_version"},
 )
@@ -62,6 +79,11 @@ WITHIN_A_LAYER = {
     ("algorithms", "state"),
     ("algorithms", "attention_algorithms"),
     ("attention", "attention_state"),
+    ("gradients", "state"),
+    ("losses", "state"),
+    ("losses", "gradients"),
+    ("linear_loss", "state"),
+    ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
 ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
@@ -115,7 +137,17 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 
 def test_the_problem_knows_no_backend() -> None:
-    for name in ("problem", "attention_problem", "arguments", "attention_arguments", "arrays", "dtypes", "accuracy"):
+    for name in (
+        "problem",
+        "attention_problem",
+        "topk_problem",
+        "philox",
+        "arguments",
+        "attention_arguments",
+        "arrays",
+        "dtypes",
+        "accuracy",
+    ):
         assert not {n for n in own(PACKAGE / f"{name}.py") if n.startswith(("backends", "registry"))}
 
 

@@ -6,11 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft import dtypes, isa
+from dualsoft import dtypes, isa, linear_chunks
 from dualsoft.arrays import Array, is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
-from dualsoft.dtypes import BF16
+from dualsoft.dtypes import BF16, F64
+from dualsoft.gradient_problem import GradientProblem
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
+from dualsoft.loss_problem import (
+    CrossEntropyGradientProblem,
+    CrossEntropyProblem,
+    LogSumExpGradientProblem,
+    SoftmaxGradientProblem,
+    Targets,
+    share_of_row,
+    total_of,
+)
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -20,6 +31,7 @@ from dualsoft.problem import (
     StateProblem,
 )
 from dualsoft.threads import limit
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _uint16 = np.dtype(np.uint16)
 
@@ -83,9 +95,90 @@ def _attention(kernels: ModuleType, problem: AttentionProblem) -> None:
     )
 
 
+def _topk(kernels: ModuleType, problem: TopKProblem) -> None:
+    x, out, indices, lse, _, mask, k, scale, where, x_code, out_code, lse_code = problem
+    kernels.softmax_topk(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, indices, lse, lse_code, k),
+        *(mask, scale, where, limit()),
+    )
+
+
+def _sample(kernels: ModuleType, problem: SampleProblem) -> None:
+    x, out, _, mask, options, key, x_code = problem
+    kernels.sample(_bits(x, x_code), x_code, out, mask, options, key, limit())
+
+
+def _gradients(kernels: ModuleType, problem: GradientProblem) -> None:
+    call = problem.forward
+    given = (
+        *((call.q, call.x_code), (call.k, call.k_code), (call.v, call.v_code), (call.out, problem.out_code)),
+        *((call.lse, problem.lse_code), (problem.grad_out, problem.grad_out_code)),
+        *((problem.grad_lse, problem.grad_lse_code), (problem.dq, problem.dq_code), (problem.dk, problem.dk_code)),
+        *((problem.dv, problem.dv_code), (problem.dbias, problem.dbias_code)),
+    )
+    kernels.attention_backward(
+        *(part for array, code in given for part in (_bits(array, code), code)),
+        *(problem.bias_sums, problem.dsinks, call.out_code == F64, call.scale, call.softcap, call.left, call.right),
+        *(call.lengths, call.offsets, call.mask, _bits(call.bias, call.bias_code), call.bias_code, call.sinks),
+        *(call.slopes, call.block_mask, call.block_q, call.block_k, call.q_starts, call.k_starts, limit()),
+    )
+
+
 def _bits(array: Array, code: int) -> Array:
     """Return what the kernel reads: bfloat16 arrays have no buffer, so their bits are passed."""
-    return array.view(_uint16) if code == BF16 else array
+    return array.view(_uint16) if code == BF16 and array is not None else array
+
+
+def _cross_entropy(kernels: ModuleType, problem: CrossEntropyProblem) -> None:
+    x, out, axes, mask, x_code, out_code, targets, lse = problem
+    each_row = targets.reduction == "none"
+    # A total is taken of float64 losses in one order: it neither drifts nor depends on the threads.
+    losses = out if each_row else np.empty([1 if axis in axes else n for axis, n in enumerate(x.shape)])
+    loss_code = out_code if each_row else F64
+    lse_code = out_code
+    kernels.cross_entropy(
+        *(_bits(x, x_code), x_code, losses, loss_code, lse, lse_code, mask, *_targets(x, axes, targets), limit())
+    )
+    if not each_row:
+        total_of(problem, losses)
+
+
+def _targets(x: Array, axes: tuple[int, ...], targets: Targets) -> tuple[Any, ...]:
+    """Return labels, second, its code, the ignored label, hard, uniform and z_loss, as the kernels take them."""
+    labels, code, ignored, smoothing, z_loss, _ = targets
+    operands = (labels, None, -1) if code < 0 else (None, _bits(labels, code), code)
+    return *operands, ignored, 1 - smoothing, smoothing / x.shape[axes[0]], z_loss
+
+
+def _cross_entropy_gradient(kernels: ModuleType, problem: CrossEntropyGradientProblem) -> None:
+    x, out, axes, mask, x_code, out_code, targets, (m, rest, roundoff), _ = problem
+    labels, second, code, ignored, hard, uniform, z_loss = _targets(x, axes, targets)
+    kernels.cross_entropy_gradient(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, mask, labels, second, code, ignored),
+        *(m, rest, roundoff, share_of_row(problem), hard, uniform, z_loss, limit()),
+    )
+
+
+def _logsumexp_gradient(kernels: ModuleType, problem: LogSumExpGradientProblem) -> None:
+    x, out, _, mask, x_code, out_code, scale, where, (m, rest, roundoff), grad, b, b_code = problem
+    weights = None if b is None else _bits(b, b_code)
+    kernels.logsumexp_gradient(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, mask, weights, b_code),
+        *(m, rest, roundoff, grad, scale, where, limit()),
+    )
+
+
+def _softmax_gradient(kernels: ModuleType, problem: SoftmaxGradientProblem) -> None:
+    x, out, _, mask, x_code, out_code, where, grad, grad_code, factor, log = problem
+    kernels.softmax_gradient(
+        *(_bits(x, x_code), x_code, _bits(out, out_code), out_code, mask, log),
+        *(_bits(grad, grad_code), grad_code, factor, where, limit()),
+    )
+
+
+def _blocks_by(kernels: ModuleType) -> Callable[[Any], None]:
+    """Return what answers the problems of one block of a product."""
+    return lambda problem: _CALLS[type(problem)](kernels, problem)
 
 
 _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
@@ -95,6 +188,15 @@ _CALLS: dict[type, Callable[[ModuleType, Any], None]] = {
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
     AttentionProblem: _attention,
+    CrossEntropyProblem: _cross_entropy,
+    CrossEntropyGradientProblem: _cross_entropy_gradient,
+    LogSumExpGradientProblem: _logsumexp_gradient,
+    SoftmaxGradientProblem: _softmax_gradient,
+    LinearCrossEntropyProblem: lambda kernels, problem: linear_chunks.cross_entropy(problem, _blocks_by(kernels)),
+    LinearGradientProblem: lambda kernels, problem: linear_chunks.gradients(problem, _blocks_by(kernels)),
+    TopKProblem: _topk,
+    SampleProblem: _sample,
+    GradientProblem: _gradients,
 }
 
 

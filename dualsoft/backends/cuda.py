@@ -10,22 +10,43 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_rows, nvrtc
+from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
-from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
+from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
 _OLDEST_CUPY = 13
 
-_LAUNCHES: dict[type, Callable[[Any, Device], Iterable[Launch]]] = {
-    SoftmaxProblem: cuda_rows.softmax,
-    LogSumExpProblem: cuda_rows.logsumexp,
+Table = Callable[[Any, Device], Iterable[Launch]]
+
+
+def _by_layout(rows: Table, columns: Table) -> Table:
+    """Return the table of both: each problem goes to the one whose kernels suit its layout."""
+    return lambda problem, device: (columns if cuda_columns.serves(problem) else rows)(problem, device)
+
+
+_plain_logsumexp = _by_layout(cuda_rows.logsumexp, cuda_columns.logsumexp)
+
+
+def _by_weights(problem: LogSumExpProblem, device: Device) -> Iterable[Launch]:
+    """Yield the launches of a log-sum-exp, which has kernels of its own where there are weights."""
+    return (_plain_logsumexp if problem.b is None else cuda_weighted.logsumexp)(problem, device)
+
+
+_LAUNCHES: dict[type, Table] = {
+    SoftmaxProblem: _by_layout(cuda_rows.softmax, cuda_columns.softmax),
+    LogSumExpProblem: _by_weights,
+    StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
+    NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
+    CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
     AttentionProblem: cuda_attention.attention,
 }
+
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
@@ -63,7 +84,7 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = list(cuda_rows.variants(tuple(codes)))
+        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes))]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)
@@ -72,11 +93,7 @@ class Kernels:
     def accepts(self, work: Any) -> bool:
         """Return whether a problem, or an array, is one that these kernels serve."""
         if type(work) in _LAUNCHES:
-            return (
-                isinstance(work.x, self.cp.ndarray)
-                and work.x_code in STORAGE
-                and not (type(work) is LogSumExpProblem and work.b is not None)
-            )
+            return isinstance(work.x, self.cp.ndarray) and work.x_code in STORAGE
         known = find_format(work.dtype) if isinstance(work, self.cp.ndarray) else None
         return known is not None and known.code in STORAGE
 

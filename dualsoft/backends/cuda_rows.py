@@ -14,7 +14,7 @@ from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_layout import Layout, layout_of
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64
-from dualsoft.problem import LogSumExpProblem, SoftmaxProblem
+from dualsoft.problem import LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
 STORAGE = {
     F16: "f16",
@@ -38,26 +38,28 @@ _NARROW = (F16, BF16, F32)
 
 
 class Shape(NamedTuple):
-    """How a row is shared out."""
+    """How a row, or a segment of one, is shared out."""
 
     group: int
     """Threads."""
     items: int
     """Elements that a thread holds."""
-    tiled: bool = False
-    """Whether the row may be longer than one such segment, and goes through the registers piece by piece."""
+
+    @property
+    def length(self) -> int:
+        """The longest row."""
+        return self.group * self.items
 
 
 # Longer rows need more threads, and more elements a thread before that. What float64 arithmetic holds takes twice the
-# registers. Segments of tiled rows are smaller than the longest rows in one piece: there are registers for both then.
+# registers.
 _SHAPES = {
-    name: (
-        *(Shape(8, 8), Shape(32, 8)),
-        *(Shape(group, items) for group in (32, 128, 256, 512)),
-        Shape(256, items, tiled=True),
-    )
+    name: (Shape(8, 8), Shape(32, 8), *(Shape(group, items) for group in (32, 128, 256)))
     for name, items in (("narrow", 32), ("wide", 16))
 }
+_SEGMENTS = {"narrow": Shape(256, 32), "wide": Shape(256, 16)}
+"""Longer rows go segment by segment, the same segments whether a row is kept in shared memory or read twice."""
+_MOST_PARTS = 1024
 _SMALLEST_BLOCK = 128
 
 
@@ -65,68 +67,230 @@ def _width(x_code: int, out_code: int) -> str:
     return "narrow" if x_code in _NARROW and out_code in _NARROW else "wide"
 
 
-def shape_for(n: int, width: str) -> Shape:
-    """Return how rows of ``n`` elements are shared out."""
-    return next(shape for shape in _SHAPES[width] if shape.tiled or n <= shape.group * shape.items)
+def shape_for(n: int, width: str) -> Shape | None:
+    """Return how rows of ``n`` elements are shared out in one piece, None for rows that are too long."""
+    return next((shape for shape in _SHAPES[width] if n <= shape.length), None)
 
 
-def _variant(kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool, log: bool) -> Variant:
+def _variant(
+    source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: int
+) -> Variant:
     chunk = min(16 // _BYTES[x_code], shape.items)
-    defines: list[tuple[str, str | int]] = [
-        ("DS_X", STORAGE[x_code]),
-        ("DS_Y", STORAGE[out_code]),
-        ("DS_GROUP", shape.group),
-        ("DS_CHUNK", chunk),
-        ("DS_SLOTS", shape.items // chunk),
-        ("DS_DIRECT", int(direct)),
-        ("DS_TILED", int(shape.tiled)),
-    ]
-    if kernel == "softmax_rows":
-        defines.append(("DS_LOG", int(log)))
-    return Variant(kernel.replace("_rows", ".cu"), kernel, tuple(defines))
+    defines: dict[str, str | int] = {
+        "DS_X": STORAGE[x_code],
+        "DS_Y": STORAGE[out_code],
+        "DS_GROUP": shape.group,
+        "DS_CHUNK": chunk,
+        "DS_SLOTS": shape.items // chunk,
+        "DS_DIRECT": int(direct),
+        **more,
+    }
+    return Variant(source, kernel, tuple(defines.items()), is_dynamic=kernel == "softmax_kept")
+
+
+def _softmax_variant(shape: Shape, x_code: int, out_code: int, direct: bool, log: bool) -> Variant:
+    return _variant("softmax.cu", "softmax_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
+
+
+def _kept_variant(x_code: int, out_code: int, log: bool) -> Variant:
+    return _variant(
+        "softmax_kept.cu", "softmax_kept", _SEGMENTS[_width(x_code, out_code)], x_code, out_code, DS_LOG=int(log)
+    )
+
+
+def _normalize_variant(shape: Shape, x_code: int, out_code: int, direct: bool, log: bool) -> Variant:
+    return _variant("normalize.cu", "normalize_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
+
+
+def _logsumexp_variant(shape: Shape, x_code: int, out_code: int, direct: bool) -> Variant:
+    return _variant("logsumexp.cu", "logsumexp_rows", shape, x_code, out_code, direct)
+
+
+def _parts_variant(x_code: int, out_code: int, direct: bool) -> Variant:
+    return _variant("parts.cu", "parts_of_rows", _SEGMENTS[_width(x_code, out_code)], x_code, out_code, direct)
+
+
+def _join_variant(out_code: int) -> Variant:
+    return Variant("join.cu", "join_parts", (("DS_Y", STORAGE[out_code]),))
 
 
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need, results of the same dtype."""
+    for out_code in dict.fromkeys(out for code in codes for out in (code, state_code(code))):
+        yield _join_variant(out_code)
     for code in codes:
-        for shape in _SHAPES[_width(code, code)]:
-            for direct in (True, False):
-                yield _variant("softmax_rows", shape, code, code, direct, False)
-                yield _variant("softmax_rows", shape, code, code, direct, True)
-                yield _variant("logsumexp_rows", shape, code, code, direct, False)
+        width, arithmetic = _width(code, code), state_code(code)
+        for log in (False, True):
+            yield _kept_variant(code, code, log)
+        for direct in (True, False):
+            for shape in _SHAPES[width]:
+                yield _softmax_variant(shape, code, code, direct, False)
+                yield _softmax_variant(shape, code, code, direct, True)
+                for out_code in {code, arithmetic}:
+                    yield _logsumexp_variant(shape, code, out_code, direct)
+            for shape in (*_SHAPES[width][:2], _SEGMENTS[width]):
+                yield _normalize_variant(shape, code, code, direct, False)
+            yield _normalize_variant(_SEGMENTS[width], code, code, direct, True)
+            for out_code in {code, arithmetic}:
+                yield _parts_variant(code, out_code, direct)
+
+
+class _Input(NamedTuple):
+    """What every kernel reads its rows by."""
+
+    arguments: tuple[Any, ...]
+    """x, where, the scale by row, the scale of all."""
+    at: Layout
+    is_plain: bool
+    """Whether nothing is hidden and rows are contiguous."""
+    code: int
+
+    def parts(self, width: str) -> tuple[int, int]:
+        """Return into how many parts a long row goes, and of how many segments each: of its length alone."""
+        segments = -(-self.at.n // _SEGMENTS[width].length)
+        length = -(-segments // _MOST_PARTS)
+        return -(-segments // length), length
+
+
+def _input(problem: Any, out: Array, weight: Array | None, sign: Array | None) -> _Input:
+    x, where = problem.x, problem.where
+    factors, factor = factors_of(problem.scale)
+    at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
+    is_plain = where is None and _is_contiguous(at, 0, x)
+    return _Input((x, where, factors, factor), at, is_plain, problem.x_code)
 
 
 def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output."""
-    x, out, axes, _, scale, where, x_code, out_code, log = problem
-    factors, factor = _factors(scale)
-    at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, None))
-    shape = shape_for(at.n, _width(x_code, out_code))
-    plain = where is None and factors is None and factor == 1
-    direct = plain and _is_direct(at, 0, x) and _is_direct(at, 1, out, shape, x_code)
-    variant = _variant("softmax_rows", shape, x_code, out_code, direct, log)
-    yield _launch(variant, shape, at, (x, where, factors, factor, out, at.struct))
+    x, out, out_code, log = problem.x, problem.out, problem.out_code, problem.log
+    given = _input(problem, out, None, None)
+    at, width = given.at, _width(given.code, out_code)
+    shape = shape_for(at.n, width)
+    direct = given.is_plain and _is_contiguous(at, 1, out)
+    if shape is not None:
+        variant = _softmax_variant(shape, given.code, out_code, direct, log)
+        yield _launch(variant, shape, at.rows, (*given.arguments, out, at.struct))
+    elif (
+        direct and _BYTES[given.code] > 1 and (kept := _whole_chunks(at.n * _BYTES[given.code])) <= device.dynamic_limit
+    ):
+        variant = _kept_variant(given.code, out_code, log)
+        yield _launch(variant, _SEGMENTS[width], at.rows, (x, *given.arguments[2:], out, at.struct))._replace(
+            shared=kept
+        )
+    else:
+        yield from _softmax_of_long_rows(problem, given, direct, device)
+
+
+def _whole_chunks(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _softmax_of_long_rows(problem: SoftmaxProblem, given: _Input, direct: bool, device: Device) -> Iterator[Launch]:
+    """Yield, for as many rows at a time as the cache holds, what finds their pairs and what reads them once more."""
+    out, out_code, at = problem.out, problem.out_code, given.at
+    width = _width(given.code, out_code)
+    reduced = tuple(1 if k in problem.axes else length for k, length in enumerate(out.shape))
+    m, rest = device.scratch(reduced), device.scratch(reduced)
+    state = layout_of(out.shape, problem.axes, strides_of(problem.x, m, None, None, None, rest))
+    normalizing = _input(problem, out, m, rest).at
+    segments = _SEGMENTS[width]
+    together = max(1, device.cache // 2 // (at.n * _BYTES[given.code]))
+    scratch = device.scratch((min(together, at.rows) * given.parts(width)[0], 3))
+    for first in range(0, at.rows, together):
+        rows = min(together, at.rows - first)
+        yield from _states(given, out_code, scratch, first, rows, (m, rest), True, state, out_code)
+        units = rows * -(-at.n // segments.length)
+        variant = _normalize_variant(segments, given.code, out_code, direct, problem.log)
+        last = (normalizing.struct, np.int64(first), np.int64(rows))
+        yield _launch(variant, segments, units, (*given.arguments, m, rest, out, *last))
+
+
+def _states(
+    given: _Input,
+    out_code: int,
+    scratch: Array,
+    first: int,
+    rows: int,
+    results: tuple[Array, Array | None],
+    is_state: bool,
+    at: Layout,
+    arithmetic: int,
+) -> Iterator[Launch]:
+    """Yield what reduces the long rows from ``first`` on: to their states, or to logarithms and signs."""
+    width = _width(given.code, arithmetic)
+    parts, length = given.parts(width)
+    rest = (np.int64(first), np.int64(rows))
+    variant = _parts_variant(given.code, arithmetic, given.is_plain)
+    reading = (*given.arguments, scratch, given.at.struct, *rest, np.int64(parts), np.int64(length))
+    yield _launch(variant, _SEGMENTS[width], rows * parts, reading)
+    yield joining(out_code, scratch, parts, results, is_state, at, first, rows)
+
+
+def joining(
+    out_code: int,
+    pairs: Array,
+    parts: int,
+    results: tuple[Array, Array | None],
+    is_state: bool,
+    at: Layout,
+    first: int,
+    rows: int,
+) -> Launch:
+    """Return what joins the pairs of the parts of the rows from ``first`` on."""
+    writing = (pairs, np.int64(parts), *results, np.int32(is_state), at.struct, np.int64(first), np.int64(rows))
+    return _launch(_join_variant(out_code), Shape(32, 1), rows, writing)
 
 
 def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output, and its sign."""
-    x, out, axes, _, scale, where, x_code, out_code, sign, _, _ = problem
-    factors, factor = _factors(scale)
-    at = layout_of(x.shape, axes, _strides(x, out, where, factors, None, sign))
-    shape = shape_for(at.n, _width(x_code, out_code))
-    direct = where is None and factors is None and factor == 1 and _is_direct(at, 0, x)
-    variant = _variant("logsumexp_rows", shape, x_code, out_code, direct, False)
-    yield _launch(variant, shape, at, (x, where, factors, factor, out, sign, at.struct))
+    yield from _reduction(problem, problem.out, problem.sign, problem.out_code, False, device)
 
 
-def _factors(scale: float | Array | None) -> tuple[Array | None, np.float64]:
+def state(problem: StateProblem, device: Device) -> Iterator[Launch]:
+    """Yield what writes m and d - 1."""
+    yield from _reduction(problem, problem.m, problem.rest, state_code(problem.x_code), True, device)
+
+
+def state_code(x_code: int) -> int:
+    """Return the code of the arithmetic that a state is made by: its values are not rounded to half types."""
+    return F32 if x_code in _NARROW else F64
+
+
+def _reduction(
+    problem: Any, out: Array, sign: Array | None, code: int, is_state: bool, device: Device
+) -> Iterator[Launch]:
+    given = _input(problem, out, None, sign)
+    at = given.at
+    shape = shape_for(at.n, _width(given.code, code))
+    if shape is not None:
+        variant = _logsumexp_variant(shape, given.code, code, given.is_plain)
+        yield _launch(variant, shape, at.rows, (*given.arguments, out, sign, np.int32(is_state), at.struct))
+    else:
+        scratch = device.scratch((at.rows * given.parts(_width(given.code, code))[0], 3))
+        yield from _states(given, code, scratch, 0, at.rows, (out, sign), is_state, at, code)
+
+
+def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
+    """Yield what writes exp(x - m) / d."""
+    out, out_code, m, rest = problem.out, problem.out_code, problem.m, problem.rest
+    given = _input(problem, out, m, rest)
+    at, width = given.at, _width(given.code, out_code)
+    shape = next((short for short in _SHAPES[width][:2] if at.n <= short.length), _SEGMENTS[width])
+    direct = given.is_plain and _is_contiguous(at, 1, out)
+    units = at.rows * -(-at.n // shape.length)
+    variant = _normalize_variant(shape, given.code, out_code, direct, False)
+    last = (at.struct, np.int64(0), np.int64(at.rows))
+    yield _launch(variant, shape, units, (*given.arguments, m, rest, out, *last))
+
+
+def factors_of(scale: float | Array | None) -> tuple[Array | None, np.float64]:
     """Return the scale by row, if it is one, and else the scale of all, 1 where there is none."""
     if scale is None or isinstance(scale, float):
         return None, np.float64(1.0 if scale is None else scale)
     return scale, np.float64(1.0)
 
 
-def _strides(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
+def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     """Return the strides of the operands, 0 along axes of length 1: there they mean nothing."""
     return tuple(
         None
@@ -136,15 +300,14 @@ def _strides(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-def _is_direct(at: Layout, operand: int, array: Array, shape: Shape | None = None, x_code: int = F64) -> bool:
-    """Return whether the rows of an operand are contiguous and each chunk lies where one access of its size may go."""
+def _is_contiguous(at: Layout, operand: int, array: Array) -> bool:
+    """Return whether the rows of an operand are contiguous and its elements lie at multiples of their size."""
     size = array.dtype.itemsize
-    chunk = 16 if shape is None else min(16, size * min(16 // _BYTES[x_code], shape.items))
     contiguous = at.steps[operand] == size or at.n == 1
-    return contiguous and at.alignment[operand] % chunk == 0 and array.data.ptr % chunk == 0
+    return contiguous and at.alignment[operand] % size == 0 and array.data.ptr % size == 0
 
 
-def _launch(variant: Variant, shape: Shape, at: Layout, arguments: tuple[Any, ...]) -> Launch:
+def _launch(variant: Variant, shape: Shape, units: int, arguments: tuple[Any, ...]) -> Launch:
     block = max(shape.group, _SMALLEST_BLOCK)
-    blocks = -(-at.rows * shape.group // block)
+    blocks = -(-units * shape.group // block)
     return Launch(variant, min(blocks, MOST_BLOCKS), block, arguments)

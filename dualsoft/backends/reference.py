@@ -15,7 +15,36 @@ from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import Backend
 from dualsoft.backends.reference_attention import attention
 from dualsoft.backends.reference_complex import complex_logsumexp
+from dualsoft.backends.reference_gradients import attention_gradients
+from dualsoft.backends.reference_losses import (
+    cross_entropy,
+    cross_entropy_gradient,
+    linear_cross_entropy,
+    linear_gradients,
+    logsumexp_gradient,
+    softmax_gradient,
+)
+from dualsoft.backends.reference_rows import (
+    Array,
+    Rows,
+    exponentials,
+    maximum_and_rest,
+    scaled_rows,
+    sum_rows,
+    to_rows,
+    widened,
+    write,
+)
+from dualsoft.backends.reference_topk import drawn, ranked
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64, SWAPPED, DType, find_format
+from dualsoft.gradient_problem import GradientProblem
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
+from dualsoft.loss_problem import (
+    CrossEntropyGradientProblem,
+    CrossEntropyProblem,
+    LogSumExpGradientProblem,
+    SoftmaxGradientProblem,
+)
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -24,74 +53,10 @@ from dualsoft.problem import (
     SoftmaxProblem,
     StateProblem,
 )
-
-Array = np.ndarray[Any, Any]
-Rows = Array
-"""A matrix (rows, n)."""
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 _LONGDOUBLE = np.dtype(np.longdouble)
 _NARROW = (F32, F16, BF16)
-
-
-def to_rows(array: Array, axes: tuple[int, ...]) -> Rows:
-    """Return ``array`` as a matrix whose rows run over ``axes``."""
-    kept = [axis for axis in range(array.ndim) if axis not in axes]
-    n = int(np.prod([array.shape[axis] for axis in axes], dtype=np.int64))
-    rows = int(np.prod([array.shape[axis] for axis in kept], dtype=np.int64))
-    return array.transpose(*kept, *axes).reshape(rows, n)
-
-
-def from_rows(rows: Rows, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
-    """Return a matrix made by ``to_rows`` from an array of ``shape`` as an array of that shape."""
-    order = [axis for axis in range(len(shape)) if axis not in axes] + list(axes)
-    return rows.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-
-
-def scaled_rows(
-    x: Array, axes: tuple[int, ...], scale: float | Array | None, where: Array | None, compute: DType
-) -> tuple[Rows, Array | None]:
-    """Return ``scale·x`` as rows, -inf where an element does not take part, and ``where`` as rows."""
-    rows = _widened(x, axes, compute)
-    if isinstance(scale, np.ndarray):
-        rows = rows * _widened(scale, axes, compute)
-    elif scale is not None:
-        rows = rows * compute.type(scale)
-    visible = None if where is None else to_rows(where, axes)
-    return (rows if visible is None else np.where(visible, rows, -np.inf)), visible
-
-
-def _widened(array: Array, axes: tuple[int, ...], compute: DType) -> Rows:
-    # Integers become float64 before any arithmetic. Rows lie one after the other in memory, so that NumPy computes and
-    # sums each as it would alone, whatever is beside it.
-    return to_rows(array, axes).astype(FLOAT64, order="C", copy=False).astype(compute, copy=False)
-
-
-def maximum_and_rest(rows: Rows) -> tuple[Rows, Rows]:
-    """Return the pair (m, sum exp(x - m) - 1) of each row, as columns of shape (rows, 1).
-
-    m is the largest element that is not NaN; NaN rides on the rest alone. -inf in m means a row without weight.
-    """
-    ordered = np.where(np.isnan(rows), -np.inf, rows)
-    first = np.argmax(ordered, axis=1, keepdims=True)
-    m = np.take_along_axis(ordered, first, axis=1)
-    terms = exponentials(rows, m)
-    # What the maximal element adds is exactly 1, unless there is none (an empty row) or it is infinite.
-    pivot = np.take_along_axis(terms, first, axis=1) - 1
-    np.put_along_axis(terms, first, 0, axis=1)
-    return m, sum_rows(terms) + pivot
-
-
-def sum_rows(terms: Rows) -> Rows:
-    """Return the sum of each row as a column of longdouble."""
-    # Widened first: a sum that NumPy widens on the way is cut at its buffers, wherever in a row they end.
-    return np.asarray(np.sum(terms.astype(_LONGDOUBLE, order="C", copy=False), axis=1, keepdims=True))
-
-
-def exponentials(rows: Rows, m: Rows) -> Rows:
-    """Return exp(x - m), with exp(-inf - -inf) = 0 and exp(inf - inf) = inf."""
-    shift = np.where(np.isneginf(m), 0, m)
-    terms: Rows = np.where(np.isposinf(rows), np.inf, np.exp(rows - shift))
-    return terms
 
 
 def softmax_rows(rows: Rows, m: Rows, rest: Rows, visible: Array | None) -> Rows:
@@ -159,7 +124,7 @@ def _softmax(problem: SoftmaxProblem, compute: DType) -> None:
     rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
     m, rest = maximum_and_rest(rows)
     y = (log_softmax_rows if problem.log else softmax_rows)(rows, m, rest, visible)
-    _write(problem.out, y, problem.axes)
+    write(problem.out, y, problem.axes)
 
 
 def _logsumexp(problem: LogSumExpProblem, compute: DType) -> None:
@@ -171,39 +136,56 @@ def _logsumexp(problem: LogSumExpProblem, compute: DType) -> None:
         m, rest = maximum_and_rest(rows)
         lse, sign = m + np.log1p(rest), np.sign(1 + rest)
     else:
-        weights = _widened(problem.b, problem.axes, compute)
+        weights = widened(problem.b, problem.axes, compute)
         if visible is not None:
             weights = np.where(visible, weights, 0)
         lse, sign = weighted_logsumexp(rows, weights)
     if problem.sign is None:
         lse = np.where(sign < 0, np.nan, lse)
     else:
-        _write(problem.sign, sign, problem.axes)
-    _write(problem.out, lse, problem.axes)
+        write(problem.sign, sign, problem.axes)
+    write(problem.out, lse, problem.axes)
 
 
 def _state(problem: StateProblem, compute: DType) -> None:
     rows, _ = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
     m, rest = maximum_and_rest(rows)
-    _write(problem.m, m, problem.axes)
-    _write(problem.rest, rest, problem.axes)
+    write(problem.m, m, problem.axes)
+    write(problem.rest, rest, problem.axes)
 
 
 def _normalize(problem: NormalizeProblem, compute: DType) -> None:
     rows, visible = scaled_rows(problem.x, problem.axes, problem.scale, problem.where, compute)
-    m, rest = (_widened(array, problem.axes, compute) for array in (problem.m, problem.rest))
-    _write(problem.out, softmax_rows(rows, m, rest, visible), problem.axes)
+    m, rest = (widened(array, problem.axes, compute) for array in (problem.m, problem.rest))
+    write(problem.out, softmax_rows(rows, m, rest, visible), problem.axes)
 
 
 def _cumulative(problem: CumulativeProblem, compute: DType) -> None:
-    y = cumulative_rows(_widened(problem.x, problem.axes, compute))
+    y = cumulative_rows(widened(problem.x, problem.axes, compute))
     if problem.initial:
         y = np.concatenate([np.full((len(y), 1), -np.inf, y.dtype), y], axis=1)
-    _write(problem.out, y, problem.axes)
+    write(problem.out, y, problem.axes)
 
 
-def _write(out: Array, rows: Rows, axes: tuple[int, ...]) -> None:
-    out[...] = from_rows(rows, out.shape, axes).astype(out.dtype)
+def _topk(problem: TopKProblem, compute: DType) -> None:
+    axes, scale = problem.axes, problem.scale
+    rows, visible = scaled_rows(problem.x, axes, scale, problem.where, compute)
+    m, rest = maximum_and_rest(rows)
+    sign = 1 if scale is None else np.sign(widened(np.broadcast_to(scale, problem.lse.shape), axes, compute))
+    indices = ranked(widened(problem.x, axes, compute), rows, visible, sign, problem.k)
+    y = np.take_along_axis(softmax_rows(rows, m, rest, visible), indices, axis=1)
+    for out, found in ((problem.out, y), (problem.indices, indices), (problem.lse, m + np.log1p(rest))):
+        write(out, found, axes)
+
+
+def _sample(problem: SampleProblem, compute: DType) -> None:
+    x = widened(problem.x, problem.axes, FLOAT64)
+    options = to_rows(problem.options, problem.axes)
+    for first in range(0, len(x), chunk := max(1, 2**20 // x.shape[1])):
+        part = slice(first, first + chunk)
+        rows = np.arange(*part.indices(len(x)))
+        # The result is contiguous in the order of the rows.
+        problem.out.reshape(-1)[part] = drawn(problem, x[part], options[part], rows)[:, 0]
 
 
 _RUN: dict[type, Callable[[Any, DType], None]] = {
@@ -213,6 +195,15 @@ _RUN: dict[type, Callable[[Any, DType], None]] = {
     NormalizeProblem: _normalize,
     CumulativeProblem: _cumulative,
     AttentionProblem: attention,
+    CrossEntropyProblem: cross_entropy,
+    CrossEntropyGradientProblem: cross_entropy_gradient,
+    LogSumExpGradientProblem: logsumexp_gradient,
+    SoftmaxGradientProblem: softmax_gradient,
+    LinearCrossEntropyProblem: linear_cross_entropy,
+    LinearGradientProblem: linear_gradients,
+    TopKProblem: _topk,
+    SampleProblem: _sample,
+    GradientProblem: attention_gradients,
 }
 
 

@@ -14,7 +14,7 @@ from dualsoft.dtypes import F64, FLOAT64, DType
 Array = np.ndarray[Any, Any]
 
 
-class _Sequence(NamedTuple):
+class Sequence(NamedTuple):
     """One entry of the batch, cut to the keys that it has."""
 
     q: Array
@@ -46,25 +46,21 @@ class _Head(NamedTuple):
 
 def attention(problem: AttentionProblem, compute: DType) -> None:
     """Write the problem's output."""
-    for number, one in enumerate(_sequences(problem)):
+    for number, one in enumerate(sequences(problem)):
         heads = one.q.shape[0]
         group = heads // one.k.shape[0] if heads else 1
-        blocks = _blocks(problem, number, one)
+        blocks = blocks_of(problem, number, one)
         for head in range(heads):
-            q, k, v = (_widened(x, compute) for x in (one.q[head], one.k[head // group], one.v[head // group]))
-            scores = _scores(problem, one, head, q, k, compute)
-            visible = _visible(problem, one, head, scores.shape)
-            if blocks is not None:
-                visible &= blocks[head]
-            _write(problem, one, head, _attended(scores, visible, v))
+            q, k, v = (widened(x, compute) for x in (one.q[head], one.k[head // group], one.v[head // group]))
+            _write(problem, one, head, _attended(seen_scores(problem, one, blocks, head, q, k, compute), v))
 
 
-def _widened(array: Array, compute: DType) -> Array:
+def widened(array: Array, compute: DType) -> Array:
     # Integers become float64 before any arithmetic. Rows lie as they would alone, so that NumPy sums them as it would.
     return array.astype(FLOAT64, order="C", copy=False).astype(compute, copy=False)
 
 
-def _sequences(problem: AttentionProblem) -> Iterator[_Sequence]:
+def sequences(problem: AttentionProblem) -> Iterator[Sequence]:
     """Yield the entries of the batch."""
     statistics = tuple(array for array in (problem.lse, problem.m, problem.d) if array is not None)
     plain = problem.q.shape[:-3]
@@ -83,7 +79,7 @@ def _sequences(problem: AttentionProblem) -> Iterator[_Sequence]:
             k, v = problem.k[index], problem.v[index]
         length = k.shape[1] if problem.lengths is None else int(problem.lengths[number])
         mask, bias = (None if x is None else x[index][..., :length] for x in (problem.mask, problem.bias))
-        yield _Sequence(
+        yield Sequence(
             problem.q[index],
             k[:, :length],
             v[:, :length],
@@ -105,7 +101,7 @@ def _gathered(pages: Array, problem: AttentionProblem, number: int) -> Array:
     return taken.reshape(pages.shape[1], used * pages.shape[2], pages.shape[3])
 
 
-def _blocks(problem: AttentionProblem, number: int, one: _Sequence) -> Array | None:
+def blocks_of(problem: AttentionProblem, number: int, one: Sequence) -> Array | None:
     """Return the block mask of one sequence spread to its scores, (Hq, Sq, Sk)."""
     if problem.block_mask is None:
         return None
@@ -116,14 +112,25 @@ def _blocks(problem: AttentionProblem, number: int, one: _Sequence) -> Array | N
     return spread
 
 
-def _scores(problem: AttentionProblem, one: _Sequence, head: int, q: Array, k: Array, compute: DType) -> Array:
+def seen_scores(
+    problem: AttentionProblem, one: Sequence, blocks: Array | None, head: int, q: Array, k: Array, compute: DType
+) -> Array:
+    """Return the scores of one head, (Sq, Sk), -inf where they do not take part."""
+    s = _scores(problem, one, head, q, k, compute)
+    visible = _visible(problem, one, head, s.shape)
+    if blocks is not None:
+        visible &= blocks[head]
+    return np.where(visible, s, -np.inf)
+
+
+def _scores(problem: AttentionProblem, one: Sequence, head: int, q: Array, k: Array, compute: DType) -> Array:
     """Return the scores of one head, (Sq, Sk), before anything is hidden."""
     s: Array = compute.type(problem.scale) * (q @ k.T)
     if problem.softcap:
         cap = compute.type(problem.softcap)
         s = cap * np.tanh(s / cap)
     if one.bias is not None:
-        s = _added(problem, s, _widened(one.bias[head], compute))
+        s = _added(problem, s, widened(one.bias[head], compute))
     if one.slopes is not None:
         i, j = np.arange(s.shape[0])[:, None], np.arange(s.shape[1])
         slope = compute.type(one.slopes[head])
@@ -144,7 +151,7 @@ def _lowest(problem: AttentionProblem) -> float:
     return float(np.finfo(np.float64 if problem.out_code == F64 else np.float32).min)
 
 
-def _visible(problem: AttentionProblem, one: _Sequence, head: int, shape: tuple[int, ...]) -> Array:
+def _visible(problem: AttentionProblem, one: Sequence, head: int, shape: tuple[int, ...]) -> Array:
     """Return which scores of one head take part, by position and mask."""
     position, j = np.arange(shape[0])[:, None] + one.offset, np.arange(shape[1])
     visible = np.ones(shape, np.bool_)
@@ -157,22 +164,21 @@ def _visible(problem: AttentionProblem, one: _Sequence, head: int, shape: tuple[
     return visible
 
 
-def _attended(scores: Array, visible: Array, v: Array) -> _Head:
+def _attended(scores: Array, v: Array) -> _Head:
     """Return the sums of one head. A row that sees NaN has d = NaN, else one that sees +inf has m = d = inf."""
-    scores = np.where(visible, scores, -np.inf)
     has_nan = np.isnan(scores).any(axis=1)
     m = np.max(np.where(np.isnan(scores), -np.inf, scores), axis=1, initial=-np.inf)
     infinite = np.isposinf(m)
     seen = ~np.isneginf(scores)
     p = np.where(seen, np.exp(scores - np.where(np.isfinite(m), m, 0)[:, None]), 0)
     p[has_nan | infinite] = 0
-    out = _weighted(p, seen, v)
+    out = weighted(p, seen, v)
     out[has_nan | infinite] = np.nan
     d = np.where(has_nan, np.nan, np.where(infinite, np.inf, p.sum(axis=1)))
     return _Head(out, m, d)
 
 
-def _weighted(p: Array, seen: Array, v: Array) -> Array:
+def weighted(p: Array, seen: Array, v: Array) -> Array:
     """Return ``p @ v`` over what is seen: weights are above 0 however small, so what is not finite comes through."""
     finite = np.isfinite(v)
     out: Array = p @ np.where(finite, v, 0)
@@ -183,7 +189,7 @@ def _weighted(p: Array, seen: Array, v: Array) -> Array:
     return np.where(nan | (up & down), np.nan, out)
 
 
-def _write(problem: AttentionProblem, one: _Sequence, head: int, found: _Head) -> None:
+def _write(problem: AttentionProblem, one: Sequence, head: int, found: _Head) -> None:
     """Write the result of one head: the state as it is, else with the sink and divided."""
     out, m, d = found
     if problem.m is None and problem.sinks is not None:

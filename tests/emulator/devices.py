@@ -62,6 +62,10 @@ class Stream:
     def synchronize(self) -> None:
         """Do nothing: kernels have run when their launch returns."""
 
+    def is_capturing(self) -> bool:
+        """Return False: the emulator has no graphs."""
+        return False
+
     def record(self, event: Any = None) -> Any:
         """Return the event: it has happened."""
         return event

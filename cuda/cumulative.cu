@@ -1,0 +1,104 @@
+// cumulative.cu - the logarithm of the running sum of exponentials of each row, in float64 whatever the types.
+//
+// A segment at a time: each thread makes the pair of its neighbouring elements, a scan over the team tells it the pair of all before them, and
+// it goes over its elements once more from there.
+//
+// Macros of a variant: DS_X, DS_Y   types of input and output
+//                      DS_GROUP     threads a row
+#include "convert.cuh"
+#include "layout.cuh"
+#include "pair.cuh"
+
+namespace ds {
+
+typedef DS_X x_type;
+typedef DS_Y y_type;
+typedef group<DS_GROUP> team;
+
+constexpr int ITEMS = 8;                                // neighbouring elements of a thread
+constexpr int SEGMENT = ITEMS * DS_GROUP;
+constexpr int BLOCK = DS_GROUP > 128 ? DS_GROUP : 128;
+constexpr int ROWS_A_BLOCK = BLOCK / DS_GROUP;
+
+DS_DEVICE f64* segment_of_team() {
+    DS_SHARED(f64, values, BLOCK * ITEMS);
+    return values + team::number() * SEGMENT;
+}
+// Where an element of a segment lies: neither neighbours nor every eighth element share a bank.
+DS_DEVICE int place(int k) { return k ^ (k >> 4 & 7); }
+
+DS_DEVICE pair with_element(pair p, f64 x) {
+    if (x == p.m) return x == -infinity() ? p : pair{p.m, p.rest + 1.0};
+    if (x > p.m) return {x, scaled(p.rest + 1.0, exponential(p.m - x))};
+    return {p.m, p.rest + exponential(x - p.m)};
+}
+
+DS_DEVICE pair of_lane_before(pair p, int distance) {
+    return {__shfl_up_sync(ALL_LANES, p.m, distance),
+            {__shfl_up_sync(ALL_LANES, p.rest.high, distance), __shfl_up_sync(ALL_LANES, p.rest.low, distance)}};
+}
+DS_DEVICE pair of_last_lane(pair p) {
+    return {__shfl_sync(ALL_LANES, p.m, 31), {__shfl_sync(ALL_LANES, p.rest.high, 31), __shfl_sync(ALL_LANES, p.rest.low, 31)}};
+}
+
+// The pair of what the threads before this one hold, after `carry`, which takes in what all hold.
+DS_DEVICE pair scan(pair mine, pair& carry) {
+    const int lane = int(threadIdx.x) % 32, warp = team::thread() / 32;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const pair other = of_lane_before(mine, distance);
+        if (lane >= distance) mine = merge(other, mine);
+    }
+    pair before = of_lane_before(mine, 1);
+    if (lane == 0) before = nothing();
+    if (team::WARPS == 1) {
+        before = merge(carry, before);
+        carry = merge(carry, of_last_lane(mine));
+        return before;
+    }
+    DS_SHARED(pair, totals, team::WARPS);
+    __syncthreads();                                    // the totals of the segment before may still be read
+    if (lane == 31) totals[warp] = mine;
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < team::WARPS; ++w) {
+        if (w == warp) before = merge(carry, before);
+        carry = merge(carry, totals[w]);
+    }
+    return before;
+}
+
+}  // namespace ds
+
+// The results of a row lie `step` bytes apart, from `y` on; with `initial`, the first of them is of no element.
+extern "C" __global__ void __launch_bounds__(ds::BLOCK, 2)
+    cumulative_rows(const char* x, char* y, long long step, int initial, const __grid_constant__ ds::layout at) {
+    using namespace ds;
+    f64* const values = segment_of_team();
+    for (i64 base = i64(blockIdx.x) * ROWS_A_BLOCK; base < at.rows; base += i64(gridDim.x) * ROWS_A_BLOCK) {
+        const i64 index = base + team::number(), n = index < at.rows ? at.n : 0;
+        const char* const from = x + (n ? offset(at.outer, X, index) : 0);
+        char* const to = y + (n ? offset(at.outer, Y, index) : 0) + initial * step;
+        if (initial && n && team::thread() == 0) store(to - step, rounded<y_type>::of(-infinity()));
+        pair carry = nothing();
+        for (i64 start = 0; start < n; start += SEGMENT) {
+            team::meet();
+            for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
+                values[place(k)] = start + k < n ? to_compute<f64>(load<x_type>(from + offset(at.inner, X, start + k))) : -infinity();
+            team::meet();
+            pair mine = nothing();
+#pragma unroll 1
+            for (int j = 0; j < ITEMS; ++j) mine = with_element(mine, values[place(team::thread() * ITEMS + j)]);
+            pair p = scan(mine, carry);
+#pragma unroll 1
+            for (int j = 0; j < ITEMS; ++j) {
+                f64& value = values[place(team::thread() * ITEMS + j)];
+                p = with_element(p, value);
+                value = p.m + log_of_sum(p);
+            }
+            team::meet();
+            for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
+                if (start + k < n) store(to + (start + k) * step, rounded<y_type>::of(values[place(k)]));
+        }
+    }
+}
