@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import devices
 import moving
@@ -52,6 +53,13 @@ def pytest_configure() -> None:
     if missing:
         why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise pytest.UsageError(f"DUALSOFT_TEST_REQUIRE asks for what cannot run here: {why}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, a file stays in one process, which compiles and computes once what its tests share; long ones first."""
+    config.option.loadscopereorder = False
+    return importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
