@@ -90,7 +90,7 @@ DS_DEVICE row_pair end_output(const attention_task& t, const ending_row& row, ke
 }  // namespace ds
 
 // `rows` and `is_few` are those of the kernel that kept the results.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
     attention_merge(const __grid_constant__ ds::attention_task t, const char* sums, const double* pairs, int rows, int is_few) {
     using namespace ds;
     const i64 parts = t.runs * t.slices, all = t.work / parts;

@@ -57,7 +57,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n``, a file stays in one process, which compiles and computes once what its tests share; long ones first."""
+    """With ``-n``, a file stays in one process, which computes once what its tests share."""
     config.option.loadscopereorder = False
     return importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
 

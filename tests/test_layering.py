@@ -29,6 +29,7 @@ LAYERS = (
     {"__main__"},
     {"selftest", "speed"},
     {"selftest_attention"},
+    {"selftest_arrays"},
     {"__init__"},
     {"cache"},
     {
@@ -86,7 +87,13 @@ WITHIN_A_LAYER = {
     ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
-ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
+ON_REQUEST = {
+    "backends.cuda": {"cupy"},
+    "__main__": {"cupy"},
+    "state": {"cupy"},
+    "attention_state": {"cupy"},
+    "speed": {"scipy"},
+}
 
 
 def module(path: Path) -> str:
