@@ -64,8 +64,8 @@ struct source {
     x_vector* kept;         // the thread's own place in shared memory, or null
     i32 kept_step;
 
-    DS_DEVICE i64 batches() const { return count == 0 || first >= last ? 0 : ((last - first + step - 1) / step + BATCH - 1) / BATCH; }
-    DS_DEVICE i64 element(i64 batch, int i) const { return first + (batch * BATCH + i) * step; }
+    template <int SIZE> DS_DEVICE i64 batches() const { return count == 0 || first >= last ? 0 : ((last - first + step - 1) / step + SIZE - 1) / SIZE; }
+    template <int SIZE> DS_DEVICE i64 element(i64 batch, int i) const { return first + (batch * SIZE + i) * step; }
     DS_DEVICE compute value(x_type a) const {
         const compute c = to_compute<compute>(a);
         return is_scaled ? mul(c, factor) : c;
@@ -90,33 +90,33 @@ DS_DEVICE x_vector load_vector(const char* p, int count) {
     return v;
 }
 
-struct batch_of_vectors { x_vector at[BATCH]; };
+template <int SIZE> struct batch_of_vectors { x_vector at[SIZE]; };
 
 // `again`: what is kept is there already.
-DS_DEVICE batch_of_vectors load_batch(const source& from, const axes& inner, i64 batch, bool again) {
-    batch_of_vectors v;
+template <int SIZE> DS_DEVICE batch_of_vectors<SIZE> load_batch(const source& from, const axes& inner, i64 batch, bool again) {
+    batch_of_vectors<SIZE> v;
     const bool is_there = again && from.kept;
 #pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
-        const i64 e = from.element(batch, i);
+    for (int i = 0; i < SIZE; ++i) {
+        const i64 e = from.element<SIZE>(batch, i);
         v.at[i] = x_vector{};
-        if (e < from.last) v.at[i] = is_there ? from.kept[(batch * BATCH + i) * from.kept_step] : load_vector(from.x + offset_in_column(inner, X, e), from.count);
+        if (e < from.last) v.at[i] = is_there ? from.kept[(batch * SIZE + i) * from.kept_step] : load_vector(from.x + offset_in_column(inner, X, e), from.count);
     }
     if (from.kept && !again) {
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            if (from.element(batch, i) < from.last) from.kept[(batch * BATCH + i) * from.kept_step] = v.at[i];
+        for (int i = 0; i < SIZE; ++i)
+            if (from.element<SIZE>(batch, i) < from.last) from.kept[(batch * SIZE + i) * from.kept_step] = v.at[i];
     }
     return v;
 }
 
 // Elements past the end are -inf, which add nothing.
 struct elements { compute at[BATCH]; };
-DS_DEVICE elements elements_of(const source& from, const batch_of_vectors& v, i64 batch, int column) {
+DS_DEVICE elements elements_of(const source& from, const batch_of_vectors<BATCH>& v, i64 batch, int column) {
     elements x;
 #pragma unroll
     for (int i = 0; i < BATCH; ++i)
-        x.at[i] = from.element(batch, i) < from.last ? from.value(v.at[i].at[column]) : compute(-infinity());
+        x.at[i] = from.element<BATCH>(batch, i) < from.last ? from.value(v.at[i].at[column]) : compute(-infinity());
     return x;
 }
 
@@ -202,8 +202,8 @@ template <class Body> DS_DEVICE void for_columns(const tiling& by, Body body) {
 
 // Adds up the elements once more, now that m is known.
 template <class Sums, class Add> DS_DEVICE void add_again(const meeting& at, const source& from, const axes& inner, const compute (&m)[DS_WIDTH], Sums (&s)[DS_WIDTH], Add add) {
-    for (i64 batch = 0; batch < from.batches(); ++batch) {
-        const batch_of_vectors v = load_batch(from, inner, batch, true);
+    for (i64 batch = 0; batch < from.batches<BATCH>(); ++batch) {
+        const batch_of_vectors<BATCH> v = load_batch<BATCH>(from, inner, batch, true);
 #pragma unroll
         for (int j = 0; j < DS_WIDTH; ++j) add(s[j], elements_of(from, v, batch, j), m[j]);
     }
@@ -228,8 +228,8 @@ template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, cons
     const meeting at = {by};
     typedef typename choose<ROUGH, rough, precise>::type exponential_of;
     running mine[DS_WIDTH];
-    for (i64 batch = 0; batch < from.batches(); ++batch) {
-        const batch_of_vectors v = load_batch(from, inner, batch, false);
+    for (i64 batch = 0; batch < from.batches<BATCH>(); ++batch) {
+        const batch_of_vectors<BATCH> v = load_batch<BATCH>(from, inner, batch, false);
 #pragma unroll
         for (int j = 0; j < DS_WIDTH; ++j) mine[j].take(elements_of(from, v, batch, j), exponential_of());
     }

@@ -3,7 +3,7 @@
 #include "results_columns.cuh"
 
 // Units of work from the last one to the first: what was read last is still in the cache.
-extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS, 1)
     normalize_columns(const char* x, double factor, const char* m, const char* rest, char* y, const __grid_constant__ ds::layout at,
                       const __grid_constant__ ds::tiling by) {
     using namespace ds;

@@ -33,6 +33,9 @@ DS_DEVICE void store_vector(char* p, const y_vector& v, int count) {
     }
 }
 
+// Elements at a time that are written: 64 bytes on their way suffice, and results of 8 columns take registers.
+constexpr int WRITTEN = DS_WIDTH == 8 ? 4 : BATCH;
+
 // Writes the results of the thread's elements, which it reads, or reads again.
 DS_DEVICE void write_columns(const tiling& by, const source& from, const axes& inner, char* y) {
     column_result result[DS_WIDTH];
@@ -43,14 +46,14 @@ DS_DEVICE void write_columns(const tiling& by, const source& from, const axes& i
         result[j] = result_of(with);
         shift[j] = with.shift;
     }
-    for (i64 batch = 0; batch < from.batches(); ++batch) {
-        const batch_of_vectors v = load_batch(from, inner, batch, true);
+    for (i64 batch = 0; batch < from.batches<WRITTEN>(); ++batch) {
+        const batch_of_vectors<WRITTEN> v = load_batch<WRITTEN>(from, inner, batch, true);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
+        for (int i = 0; i < WRITTEN; ++i) {
             y_vector results;
 #pragma unroll
             for (int j = 0; j < DS_WIDTH; ++j) results.at[j] = rounded<y_type>::of(result[j](from.value(v.at[i].at[j]), shift[j]));
-            const i64 e = from.element(batch, i);
+            const i64 e = from.element<WRITTEN>(batch, i);
             if (e < from.last) store_vector(y + offset_in_column(inner, Y, e), results, from.count);
         }
     }

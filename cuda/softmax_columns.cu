@@ -2,7 +2,7 @@
 #define DS_OWN 1
 #include "results_columns.cuh"
 
-extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS, 1)
     softmax_columns(const char* x, double factor, char* y, const __grid_constant__ ds::layout at, const __grid_constant__ ds::tiling by) {
     using namespace ds;
     for (i64 tile = blockIdx.x; tile < by.tiles(at); tile += gridDim.x) {

@@ -13,7 +13,7 @@ import numpy as np
 
 from dualsoft import __version__, isa
 from dualsoft.registry import backends
-from dualsoft.selftest import Check, run_checks
+from dualsoft.selftest import Check, device_dtypes, run_checks
 from dualsoft.softmax import softmax
 from dualsoft.speed import timings
 from dualsoft.threads import get_num_threads
@@ -52,7 +52,7 @@ def _report() -> int:
     if not levels:
         print("\nThe compiled kernels cannot be used: see the reason above.")
         return 1
-    passed = _self_test([f"cpu:{level}" for level in levels])
+    passed = _self_test([f"cpu:{level}" for level in levels], has_cuda=backends()["cuda"] is None)
     _benchmark()
     return 0 if passed else 1
 
@@ -77,19 +77,28 @@ def _installed() -> bool:
     return True
 
 
-def _self_test(names: list[str]) -> bool:
-    """Print the worst error of each function and dtype, as a share of its bound; return whether all hold."""
+def _checks(names: list[str], has_cuda: bool) -> list[Check]:
     checks = list(run_checks(names))
+    if has_cuda:
+        import cupy  # it is what the backend found
+
+        print("\nself-test of cuda: the first time compiles all kernels, for some minutes", flush=True)
+        checks.extend(run_checks(["cuda"], cupy.asarray, device_dtypes(cupy.asarray)))
+    return checks
+
+
+def _self_test(names: list[str], has_cuda: bool) -> bool:
+    """Print the worst error of each function and dtype, as a share of its bound; return whether all hold."""
+    checks = _checks(names, has_cuda)
     failed = [check for check in checks if not check.share <= 1]
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
     print("\nself-test: largest error as a share of its bound")
     if "bfloat16" not in dtypes:
         print("bfloat16: not tested, ml_dtypes is not installed")
-    for name in names:
+    for name in dict.fromkeys(check.backend for check in checks):
         print("\n  " + f"{name:<24}" + "".join(f"{dtype:>10}" for dtype in dtypes))
         for function in dict.fromkeys(check.function for check in checks):
-            shares = [_worst(checks, name, function, dtype) for dtype in dtypes]
-            cells = [f"{share:>10.2f}" if share < 1000 else f"{share:>10.1e}" for share in shares]
+            cells = [_cell(checks, (name, function, dtype)) for dtype in dtypes]
             print(f"  {function:<24}" + "".join(cells))
     for check in failed:
         print(f"  FAILED {check.backend} {check.function} {check.dtype} {check.case}: {check.share:.3g} of the bound")
@@ -97,9 +106,13 @@ def _self_test(names: list[str]) -> bool:
     return not failed
 
 
-def _worst(checks: list[Check], backend: str, function: str, dtype: str) -> float:
-    key = (backend, function, dtype)
-    return max(check.share for check in checks if (check.backend, check.function, check.dtype) == key)
+def _cell(checks: list[Check], key: tuple[str, str, str]) -> str:
+    """Return the worst share of a backend, function and dtype in ten columns; a dash where there is none."""
+    shares = [check.share for check in checks if (check.backend, check.function, check.dtype) == key]
+    if not shares:
+        return f"{'-':>10}"
+    worst = max(shares)
+    return f"{worst:>10.2f}" if worst < 1000 else f"{worst:>10.1e}"
 
 
 def _benchmark() -> None:

@@ -370,7 +370,7 @@ class KVCache(Sized):
             for name, judge in _JUDGES.items():
                 if options.get(name) is not None:
                     judge(options[name], (*q.shape[:3], longest), q)
-                    options[name] = for_all_slots(options[name], name, longest, slots)
+                    options[name] = for_all_slots(options[name], name, longest, slots, q)
         return attention_paged(q, storage.k, storage.v, storage.table[:, :used], self._lengths_array(), **options)
 
     def __copy__(self) -> "KVCache":

@@ -190,15 +190,15 @@ def sequence_index(index: object, held: int, wanted: int | None) -> list[int]:
     return [entry % held for entry in entries]
 
 
-def for_all_slots(value: Any, name: str, keys: int, slots: int) -> Any:
+def for_all_slots(value: Any, name: str, keys: int, slots: int, q: Array) -> Any:
     """Return a mask or bias that fits the keys of the longest sequence as one for all slots of its pages.
 
     What is added decides nothing: those slots are past every length.
     """
     if isinstance(value, BlockMask):
         blocks, wanted = -(-keys // value.block_k), -(-slots // value.block_k)
-        return BlockMask(_padded(as_array(value.mask, name), blocks, wanted), value.block_q, value.block_k)
-    return _padded(as_array(value, name), keys, slots)
+        return BlockMask(_padded(same_kind(value.mask, name, q, "q"), blocks, wanted), value.block_q, value.block_k)
+    return _padded(same_kind(value, name, q, "q"), keys, slots)
 
 
 def _padded(array: Array, before: int, after: int) -> Array:

@@ -5,7 +5,7 @@ The reference runs in ``numpy.longdouble`` on the same problem; errors are share
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from dualsoft import accuracy
 from dualsoft import problem as problems
 from dualsoft.backends import reference
 from dualsoft.registry import use_backend
+from dualsoft.selftest_arrays import Calls
 from dualsoft.selftest_attention import attention_shares
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state_functions import merge, softmax_state
@@ -41,7 +42,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
 
 
-def dtypes() -> dict[str, Any]:
+def all_dtypes() -> dict[str, Any]:
     """Return the dtypes to test: bfloat16 only where the package that defines it is installed."""
     found: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
     if importlib.util.find_spec("ml_dtypes") is not None:
@@ -49,16 +50,43 @@ def dtypes() -> dict[str, Any]:
     return found
 
 
-def run_checks(backends: list[str]) -> Iterator[Check]:
-    """Run the whole self-test on the named backends."""
+def device_dtypes(asarray: Callable[[Array], Any]) -> dict[str, Any]:
+    """Return those of the dtypes that a device takes: bfloat16 needs a CuPy that knows it."""
+    found = {}
+    for name, dtype in all_dtypes().items():
+        try:
+            asarray(np.zeros(1, dtype))
+        except (TypeError, ValueError):
+            continue
+        found[name] = dtype
+    return found
+
+
+def run_checks(
+    backends: Iterable[str],
+    asarray: Callable[[Array], Any] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+) -> Iterator[Check]:
+    """Run the whole self-test on the named backends.
+
+    Parameters
+    ----------
+    backends : iterable of str
+        As ``use_backend`` takes them.
+    asarray : callable, optional
+        Makes an array that these backends take of a NumPy array.
+    dtypes : mapping of str, optional
+        The dtypes by name; all by default.
+    """
+    calls = Calls(asarray)
     for backend in backends:
-        for name, dtype in dtypes().items():
+        for name, dtype in (dtypes or all_dtypes()).items():
             for case in _cases(dtype):
                 with use_backend(backend):
-                    for function, share in _shares(case):
+                    for function, share in _shares(case, calls):
                         yield Check(backend, function, name, case.name, share)
             with use_backend(backend):
-                for function, case_name, share in attention_shares(np.dtype(dtype)):
+                for function, case_name, share in attention_shares(np.dtype(dtype), calls):
                     yield Check(backend, function, name, case_name, share)
 
 
@@ -80,7 +108,7 @@ def _cases(dtype: Any) -> Iterator[Case]:
     yield Case("special values", special, -1, {})
 
 
-def _shares(case: Case) -> Iterator[tuple[str, float]]:
+def _shares(case: Case, calls: Calls) -> Iterator[tuple[str, float]]:
     x, axis, options = case.x, case.axis, case.options
     where, scale = options.get("where"), options.get("scale")
     m, spread = _maximum(case)
@@ -96,25 +124,25 @@ def _shares(case: Case) -> Iterator[tuple[str, float]]:
     for function, log in ((softmax, False), (log_softmax, True)):
         exact = _exact(problems.softmax_problem(x, axis, where, scale, None, None, log))
         size = np.maximum(np.maximum(np.abs(exact), spread), 1) if log else exact
-        yield share(function.__name__, function(x, axis, **options), exact, size, spread)
+        yield share(function.__name__, calls(function, x, axis, **options), exact, size, spread)
     b = np.asarray(np.random.default_rng(1).uniform(0.5, 2, x.shape), dtype=x.dtype)
     for weights in (None, b):
-        result = np.asarray(logsumexp(x, axis, weights, True, **options))
+        result = np.asarray(calls(logsumexp, x, axis, weights, True, **options))
         exact = _exact(problems.logsumexp_problem(x, axis, weights, True, False, where, scale, None, None))
         yield share("logsumexp", result, exact, np.maximum(np.abs(exact), np.abs(m)))
     if isinstance(axis, int) and not options:
         exact = _exact(problems.cumulative_problem(x, axis, False, None, None))
         size = np.maximum(np.abs(exact), np.abs(np.maximum.accumulate(x.astype(WIDE), axis)))
-        yield share("cumulative_logsumexp", cumulative_logsumexp(x, axis), exact, size)
-    state = softmax_state(x, axis, **options)
-    halves = [] if axis != -1 or options else [softmax_state(part, axis) for part in np.array_split(x, 2, axis)]
+        yield share("cumulative_logsumexp", calls(cumulative_logsumexp, x, axis), exact, size)
+    state = calls(softmax_state, x, axis, **options)
+    halves = [] if axis != -1 or options else [calls(softmax_state, part, axis) for part in np.array_split(x, 2, axis)]
     d = 1 + _exact(problems.state_problem(x, axis, where, scale))
     compute = np.float64 if x.dtype == np.float64 else np.float32
     limit = accuracy.bound("softmax_state", compute, n=x.size, spread=np.nanmax(_finite(spread)))
     for made in [state, merge(*halves)] if halves else [state]:
-        yield "softmax_state", _share(np.reshape(made.d, kept), d, limit, accuracy.ulp(d, compute))
+        yield "softmax_state", _share(np.reshape(calls.get(made.d), kept), d, limit, accuracy.ulp(d, compute))
     exact = _exact(problems.softmax_problem(x, axis, where, scale, None, None, False))
-    _, worst = share("softmax", state.normalize(x, axis, **options), exact, exact, spread)
+    _, worst = share("softmax", calls(state.normalize, x, axis, **options), exact, exact, spread)
     yield "normalize", worst
 
 

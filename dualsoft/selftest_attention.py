@@ -14,6 +14,7 @@ from dualsoft.attention_problem import attention_problem
 from dualsoft.backends import reference
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache import KVCache
+from dualsoft.selftest_arrays import Calls
 from dualsoft.state_functions import merge
 
 WIDE = np.dtype(np.longdouble)
@@ -54,11 +55,11 @@ class Expected(NamedTuple):
     lse_limit: Array
 
 
-def attention_shares(dtype: np.dtype[Any]) -> Iterator[tuple[str, str, float]]:
+def attention_shares(dtype: np.dtype[Any], calls: Calls) -> Iterator[tuple[str, str, float]]:
     """Yield (function, case, worst error as a share of its bound) for inputs of one dtype."""
     for case in _cases(dtype):
         want = _expected(case)
-        for function, out, lse in _answers(case):
+        for function, out, lse in _answers(case, calls):
             shares = _share(out, want.out, want.out_limit), _share(lse, want.lse, want.lse_limit)
             yield function, case.name, max(shares)
 
@@ -146,11 +147,11 @@ def _positions(case: Case) -> tuple[Array, Array]:
     return position, np.broadcast_to(seen & options.get("mask", True), (2, 4, queries, keys))
 
 
-def _answers(case: Case) -> Iterator[tuple[str, Array, Array]]:
+def _answers(case: Case, calls: Calls) -> Iterator[tuple[str, Array, Array]]:
     """Yield (function, out, lse) of every function that can answer a case."""
     q, k, v, options = case.q, case.k, case.v, case.options
-    yield "attention", *attention(q, k, v, return_lse=True, **options)
-    yield "attention_state", *_merged(case)
+    yield "attention", *calls(attention, q, k, v, return_lse=True, **options)
+    yield "attention_state", *_merged(case, calls)
     keys = k.shape[2]
     table = np.array([[2 * page + sequence for page in range(-(-keys // PAGE))] for sequence in range(2)])
     longer: dict[str, Any] = {
@@ -160,33 +161,35 @@ def _answers(case: Case) -> Iterator[tuple[str, Array, Array]]:
         for name, value in options.items()
     }
     longer.setdefault("kv_lengths", np.full(2, keys))
-    yield "attention_paged", *attention_paged(q, _paged(k, table), _paged(v, table), table, return_lse=True, **longer)
+    pages = _paged(k, table), _paged(v, table)
+    yield "attention_paged", *calls(attention_paged, q, *pages, table, return_lse=True, **longer)
     if case.blocks is not None:
         others = {name: value for name, value in options.items() if name != "mask"}
-        yield "BlockMask", *attention(q, k, v, block_mask=case.blocks, return_lse=True, **others)
+        yield "BlockMask", *calls(attention, q, k, v, block_mask=case.blocks, return_lse=True, **others)
     for page_size in (None, PAGE):
-        yield "KVCache", *_cached(case, page_size)
+        yield "KVCache", *_cached(case, page_size, calls)
     if "mask" not in options and "bias" not in options:
         packed = (np.concatenate(list(x), axis=1) for x in (q, k, v))
         starts = (np.arange(3) * x.shape[2] for x in (q, k))
-        out, lse = attention_varlen(*packed, *starts, return_lse=True, **options)
+        out, lse = calls(attention_varlen, *packed, *starts, return_lse=True, **options)
         yield "attention_varlen", np.stack(np.split(out, 2, axis=1)), np.stack(np.split(lse, 2, axis=1))
 
 
-def _cached(case: Case, page_size: int | None) -> tuple[Array, Array]:
+def _cached(case: Case, page_size: int | None, calls: Calls) -> tuple[Array, Array]:
     """Return the answer of a cache that got the keys in two pieces."""
     k, v, keys = case.k, case.v, case.k.shape[2]
     lengths = np.asarray(case.options.get("kv_lengths", np.full(2, keys)))
-    cache = KVCache(2, 2, keys, k.shape[3], head_dim_v=v.shape[3], dtype=k.dtype, page_size=page_size)
+    room: dict[str, Any] = {"head_dim_v": v.shape[3], "dtype": k.dtype, "page_size": page_size}
+    cache = calls(KVCache, 2, 2, keys, k.shape[3], like=k, **room)
     part = int(lengths.min()) // 2
-    cache.append(k[:, :, :part], v[:, :, :part])
-    cache.append(k[:, :, part:], v[:, :, part:], lengths - part)
+    calls(cache.append, k[:, :, :part], v[:, :, :part])
+    calls(cache.append, k[:, :, part:], v[:, :, part:], (lengths - part).tolist())
     options = {name: value for name, value in case.options.items() if name != "kv_lengths"}
-    answer: tuple[Array, Array] = cache.attention(case.q, return_lse=True, **options)
+    answer: tuple[Array, Array] = calls(cache.attention, case.q, return_lse=True, **options)
     return answer
 
 
-def _merged(case: Case) -> tuple[Array, Array]:
+def _merged(case: Case, calls: Calls) -> tuple[Array, Array]:
     """Return the answer of two chunks of the keys, merged."""
     keys = case.k.shape[2]
     options = {name: value for name, value in case.options.items() if name != "sinks"}
@@ -197,8 +200,9 @@ def _merged(case: Case) -> tuple[Array, Array]:
             for name, value in options.items()
         }
         k, v = case.k[:, :, chunk], case.v[:, :, chunk]
-        states.append(attention_state(case.q, k, v, key_start=chunk.start, key_total=keys, **cut))
-    return merge(*states).finalize(case.q.dtype, case.options.get("sinks"))
+        states.append(calls(attention_state, case.q, k, v, key_start=chunk.start, key_total=keys, **cut))
+    answer: tuple[Array, Array] = calls(merge(*states).finalize, case.q.dtype, case.options.get("sinks"))
+    return answer
 
 
 def _paged(x: Array, table: Array) -> Array:

@@ -8,10 +8,14 @@ failure.
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import devices
+import moving
+import numpy as np
 import pytest
 
 import dualsoft
@@ -51,9 +55,29 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"DUALSOFT_TEST_REQUIRE asks for what cannot run here: {why}")
 
 
-@pytest.fixture(params=USABLE)
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of the backend, in use while the test runs."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, a file stays in one process, which computes once what its tests share."""
+    config.option.loadscopereorder = False
+    return importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``backend`` is every usable one, and on devices too what a module names in ``ON_DEVICES``, with the devices."""
+    marked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "backend" in metafunc.fixturenames and not any("backend" in np.atleast_1d(names) for names in marked):
+        wanted = getattr(metafunc.module, "ON_DEVICES", {}).get(metafunc.function.__name__, ())
+        also = [name for name in DEVICES if name in wanted or (wanted and name == "cuda")]
+        metafunc.parametrize("backend", USABLE + also, indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of the backend, in use while the test runs. On a device, tests have its arrays moved."""
+    if devices.is_device(request.param):
+        for name, loaded in list(sys.modules.items()):
+            if name.startswith("test_") and getattr(loaded, "ds", None) is dualsoft:
+                monkeypatch.setattr(loaded, "ds", moving.Moving(request.param))
     with dualsoft.use_backend(request.param):
         yield request.param
 

@@ -14,6 +14,9 @@ from dualsoft.backends import Backend, cuda
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 EMULATED = "cuda-emulated"
+EVERY = tuple(f"{EMULATED}:{name}" for name in ARCHITECTURES)
+ONE = (f"{EMULATED}:sm_80",)
+"""For tests whose kernels are the same text on every architecture."""
 
 _MODULES: dict[str, ModuleType] = {}
 _BACKENDS: dict[str, Backend] = {}

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 from attention_cases import Shape, operands
 from cases import DTYPES, Array
+from devices import ONE
 from process import python
 
 import dualsoft as ds
 
+ON_DEVICES = {
+    "test_repeated_runs": ONE, "test_sequence_alone_and_anywhere_in_a_batch": ONE, "test_heads_alone": ONE,
+    "test_page_size": ONE, "test_varlen": ONE,
+}  # fmt: skip
 # prefill of several tiles, many heads of a few tiles, decode of many keys, decode of a batch, a verified draft
 SHAPES = {
     "prefill": Shape((), 2, 1, 390, 530, 32, 32),

@@ -11,10 +11,16 @@ import pytest
 from attention_cases import Shape, operands
 from attention_options import make_several
 from cases import DTYPES, Array
+from devices import ONE
 from tolerance import attention_mismatch, attention_tolerance, far_from
 
 import dualsoft as ds
 
+ON_DEVICES = {
+    "test_splits": ONE, "test_every_split_in_two": ONE, "test_lengths_by_sequence": ONE,
+    "test_one_chunk_is_attention": ONE, "test_sinks_join_at_the_end": ONE, "test_infinite_values_in_one_chunk": ONE,
+    "test_one_head_without_its_axis": ONE,
+}  # fmt: skip
 State = ds.AttentionState
 INF, NAN = np.inf, np.nan
 same = np.testing.assert_array_equal

@@ -8,12 +8,17 @@ import pytest
 from attention_cases import Shape, operands
 from attention_oracle import Answer
 from cases import DTYPES, LAYOUTS, Array
+from devices import EVERY, ONE
 from tolerance import attention_mismatch
 
 import dualsoft as ds
 
 HEADS = ((4, 2), (3, 3), (5, 1))
 # lengths of queries and keys: none, one, equal, decode steps, more queries than keys
+ON_DEVICES = {
+    "test_each_sequence": EVERY, "test_neighbours_are_not_seen": ONE, "test_layouts": ONE,
+    "test_integers_of_starts": ONE,
+}  # fmt: skip
 LENGTHS: dict[str, tuple[list[int], list[int]]] = {
     "equal": ([7, 7, 7], [7, 7, 7]),
     "unequal": ([1, 40, 13, 2], [33, 40, 70, 2]),

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from cache_model import layouts
 from cases import DTYPES, Array
+from devices import ONE
 from tolerance import attention_mismatch
 
 import dualsoft as ds
 
+ON_DEVICES = {"test_the_answer": ONE, "test_ragged_prompt": ONE, "test_reordered_and_forked": ONE}
 BATCH, HEADS_Q, HEADS_K, HEAD_DIM, HEAD_DIM_V = 3, 4, 2, 16, 12
 LENGTHS = (21, 1, 14)
 KEYS = max(LENGTHS)

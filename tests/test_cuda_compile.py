@@ -25,9 +25,9 @@ CHOSEN = (
 REGISTERS = {
     "softmax_rows": 184,
     "logsumexp_rows": 184,
-    "softmax_columns": 208,
-    "logsumexp_columns": 216,
-    "normalize_columns": 208,
+    "softmax_columns": 224,
+    "logsumexp_columns": 255,
+    "normalize_columns": 184,
     "softmax_kept": 128,
     "parts_of_rows": 184,
     "join_parts": 64,
@@ -35,12 +35,28 @@ REGISTERS = {
     "weighted_rows": 128,
     "weighted_join": 96,
     "cumulative_rows": 128,
+    "attention": 255,
+    "attention_merge": 128,
     "probe": 16,
 }
-"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
-up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy."""
+"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
+that reduces has up to 8 columns, and 128 bytes on their way: the 8 warps of one block suffice to keep memory busy."""
 
-SPILLS: dict[tuple[str, int], tuple[int, str]] = {}
+_ADDRESS = "an address waits outside of the loops, which leaves room for 16 warps instead of 8"
+_OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
+SPILLS: dict[tuple[str, int], tuple[int, str]] = {
+    ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (
+        8,
+        "an address waits outside of the loops, for 16 warps and not 8",
+    ),
+    **{
+        (f"attention[x={x}, c=f32, options=1, few=0]", architecture): (8, _OPTIONS)
+        for x in ("f16", "bf16", "f32", "anything")
+        for architecture in (75, 80, 86, 89)
+    },
+    ("attention[x=anything, c=f32, options=1, few=0]", 75): (16, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
+}
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""
 
 SUBROUTINES = {
@@ -48,6 +64,8 @@ SUBROUTINES = {
     "dblrcp_rn_slowpath": "reciprocals in float64, the same",
     "div_rn_f64_full": "quotients in float64, the same",
     "offset_along_axes": "the place of a row or element along several axes",
+    "offset_along_batch": "the place of a sequence along several axes of a batch",
+    "uncommon_number": "elements whose dtype is known at run time only",
     "div_s64": "the same",
     "load_elements": "the ends of rows that are not aligned",
     "store_elements": "the same",
@@ -128,7 +146,9 @@ def accesses_due(variant: Variant) -> dict[str, int]:
     """The widest accesses of a variant whose rows lie contiguous and aligned: one or more for each chunk, each way."""
     macros = dict(variant.defines)
     if int(macros.get("DS_WIDTH", 1)) > 1:
-        return {"LDG.128": 8} | ({} if variant.kernel == "logsumexp_columns" else {"STG.128": 8})
+        written = 4 if int(macros["DS_WIDTH"]) == 8 else 8
+        read = written if variant.kernel == "normalize_columns" else 8
+        return {"LDG.128": read} | ({} if variant.kernel == "logsumexp_columns" else {"STG.128": written})
     if not int(macros.get("DS_DIRECT", 0)):
         return {}
     due = {}

@@ -235,7 +235,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
 
 
 # what has a truth value and is none; each would be True
-UNTRUE = ("False", np.nan, 1.0, 2, -1, None, [1], (True,), object(), np.array(1.0), np.float64(1), np.array(["x"]))
+UNTRUE = ("False", np.nan, 1.0, 2, -1, None, [1], (True,), Ellipsis, np.array(1.0), np.float64(1), np.array(["x"]))
 
 
 @pytest.mark.parametrize("value", UNTRUE, ids=repr)

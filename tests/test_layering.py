@@ -29,6 +29,7 @@ LAYERS = (
     {"__main__"},
     {"selftest", "speed"},
     {"selftest_attention"},
+    {"selftest_arrays"},
     {"__init__"},
     {"cache"},
     {
@@ -56,8 +57,9 @@ LAYERS = (
         "backends.reference_losses",
         "backends.reference_topk",
         "backends.cuda_rows",
+        "backends.cuda_attention",
     },
-    {"backends.cuda_launch", "backends.reference_attention"},
+    {"backends.cuda_launch", "backends.cuda_task", "backends.reference_attention"},
     {"backends.nvrtc", "backends.cuda_layout", "backends.reference_rows"},
     {"backends"},
     {"threads"},
@@ -85,7 +87,13 @@ WITHIN_A_LAYER = {
     ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
-ON_REQUEST = {"backends.cuda": {"cupy"}, "state": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
+ON_REQUEST = {
+    "backends.cuda": {"cupy"},
+    "__main__": {"cupy"},
+    "state": {"cupy"},
+    "attention_state": {"cupy"},
+    "speed": {"scipy"},
+}
 
 
 def module(path: Path) -> str:

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.attention_problem import AttentionProblem
+from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -42,9 +43,10 @@ _LAUNCHES: dict[type, Table] = {
     StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
+    AttentionProblem: cuda_attention.attention,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
 
 _PROBE = Variant("probe.cu", "probe", ())
 

@@ -1,0 +1,232 @@
+// attention.cu - exact attention in float32 or float64: out_i = sum_j exp(s_ij - lse_i) v_j with lse_i = log sum_j exp(s_ij), all options, any strides.
+//
+// The online softmax (M. Milakov and N. Gimelshein, arXiv 1805.02867) over tiles of keys, as FlashAttention (T. Dao and others, arXiv 2205.14135):
+// scores of a tile, their maxima, their weights exp(s - m), the weighted sum of values; what there was before is multiplied by exp(m_old - m).
+#include "attention_finish.cuh"
+#include "attention_tiles.cuh"
+
+namespace ds {
+
+typedef wide_of<compute> wide;
+
+// Shared memory of a block. The sums of its rows take the place of the tiles.
+struct block_memory {
+    compute *tile, *weights, *sums;
+    f64 *m, *d;                     // of the rows
+    i64 *lo, *hi;                   // the keys that they see as far as positions tell
+    u32* is_odd;                    // whose sums are not finite, though d is
+};
+
+// What a thread has of its rows: m in units of t.unit, its own part of d, outputs.
+struct running {
+    compute m[ROWS_EACH];
+    f64 d[ROWS_EACH];
+    compute o[ROWS_EACH][VECTORS * VECTOR];
+};
+DS_DEVICE void clear(running& r, bool is_bad) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        r.m[a] = compute(-infinity());
+        r.d[a] = is_bad ? not_a_number() : 0.0;
+#pragma unroll
+        for (int i = 0; i < VECTORS * VECTOR; ++i) r.o[a][i] = compute(0);
+    }
+}
+
+// exp(x) for x <= 0. Above 0 is what a row has that has seen +inf, whose d has to be infinite.
+DS_DEVICE compute weight_of(compute x) { return x > compute(0) ? compute(infinity()) : exponential(x); }
+
+// The largest of each row, in all of its threads.
+DS_DEVICE void reduce_rows(compute (&largest)[ROWS_EACH]) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int distance = 1; distance < THREADS_X && distance < 32; distance *= 2) largest[a] = larger(largest[a], from_lane(largest[a], distance));
+    if (THREADS_X > 32) {
+        DS_SHARED(compute, parts, THREADS / 32 * ROWS_EACH);
+        const int warp = int(threadIdx.x) / 32;
+        if (threadIdx.x % 32 == 0)
+#pragma unroll
+            for (int a = 0; a < ROWS_EACH; ++a) parts[warp * ROWS_EACH + a] = largest[a];
+        __syncthreads();
+#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+            for (int k = 0; k < THREADS / 32; ++k) largest[a] = larger(largest[a], parts[k * ROWS_EACH + a]);
+    }
+}
+
+struct span { i64 j0, j1; bool is_edge; };          // keys of a tile; whether some row does not see all of them
+DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
+DS_DEVICE int key_of_thread(int b) { return int(threadIdx.x) % THREADS_X + THREADS_X * b; }
+
+// Hides what a row does not see by position.
+DS_DEVICE void hide(const block_memory& memory, const span& keys, compute (&s)[ROWS_EACH][KEYS_EACH]) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const int lo = int(most(memory.lo[row_of_thread(a)] - keys.j0, 0)), hi = int(least(memory.hi[row_of_thread(a)], keys.j1) - keys.j0);
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b)
+            if (key_of_thread(b) < lo || key_of_thread(b) >= hi) s[a][b] = compute(-infinity());
+    }
+}
+
+// Applies the options to what is left. Scores pass through shared memory, one by one: the code stands once, and registers are few.
+DS_DEVICE void apply_options(const attention_task& t, const work_item& w, const option_bases& from, const span& keys, compute* weights,
+                             compute (&s)[ROWS_EACH][KEYS_EACH]) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) weights[place_of_score(a, b)] = s[a][b];
+#pragma unroll 1
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const i64 row = least(w.first + row_of_thread(a), w.last - 1);
+        const row_options options = options_of_row(t, w.of, from, place_of_row(t, w.head, row));
+        const key_range seen = w.of.seen_by(t, quotient_of(row, t.group));
+#pragma unroll 1
+        for (int b = 0; b < KEYS_EACH; ++b) {
+            const i64 j = keys.j0 + key_of_thread(b);
+            compute& score = weights[place_of_score(a, b)];
+            score = j >= seen.lo && j < least(seen.hi, keys.j1) ? settled(t, options, j, score) : compute(-infinity());
+        }
+    }
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) s[a][b] = weights[place_of_score(a, b)];
+}
+
+// One step of the online softmax: the scores become weights, in shared memory; m, d and o move on.
+DS_DEVICE void weigh(compute unit, int kind, compute (&s)[ROWS_EACH][KEYS_EACH], running& r, compute* weights) {
+    compute largest[ROWS_EACH];
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        largest[a] = r.m[a];
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) largest[a] = larger(largest[a], s[a][b]);
+    }
+    reduce_rows(largest);
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const compute m = largest[a], shift = is_finite(m) ? m : compute(0);
+        const bool stays = m == r.m[a] || m == compute(infinity()) || kind == COUNTED;
+        const compute alpha = stays ? compute(1) : weight_of(mul(sub(r.m[a], shift), unit));
+        r.m[a] = m;
+        compute sum = compute(0);
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) {
+            compute p = weight_of(mul(sub(s[a][b], shift), unit));
+            sum = add(sum, p);
+            if (kind == COUNTED) p = compute(s[a][b] > compute(-infinity()));
+            weights[place_of_score(a, b)] = p;
+        }
+        r.d[a] = fused(r.d[a], f64(alpha), f64(sum));
+#pragma unroll
+        for (int i = 0; i < VECTORS * VECTOR; ++i) r.o[a][i] = mul(r.o[a][i], alpha);
+    }
+}
+
+// Whether some score of a tile lies in a block that is not hidden. All threads of the block ask.
+DS_DEVICE bool is_tile_visible(const attention_task& t, const work_item& w, const option_bases& from, const span& keys) {
+    if (!DS_OPTIONS || !from.blocks) return true;
+    const i64 block_0 = quotient_of(keys.j0, t.block_k), blocks = quotient_of(keys.j1 - 1, t.block_k) - block_0 + 1;
+    bool found = false;
+    for (i64 row = w.first + threadIdx.x; row < w.last; row += THREADS) {
+        const row_options at = options_of_row(t, w.of, from, place_of_row(t, w.head, row));
+        for (i64 k = 0; k < blocks && !found; ++k) found = load_aligned<u8>(at.blocks + (block_0 + k) * t.at[AT_BLOCKS].item) != 0;
+    }
+    return __syncthreads_or(found) != 0;
+}
+
+// The keys that any of a block's rows sees, and those that all of them see.
+struct reach { key_range any, all; };
+DS_DEVICE reach reach_of(const attention_task& t, const work_item& w) {
+    const key_range first = w.of.seen_by(t, quotient_of(w.first, t.group)), last = w.of.seen_by(t, quotient_of(w.last - 1, t.group));
+    return {{first.lo, last.hi}, {last.lo, first.hi}};
+}
+
+struct summing {
+    const attention_task& t;
+    const work_item& w;
+    const reach& seen;
+    const option_bases& from;
+    compute unit;
+    f64 exact_unit;
+    block_memory memory;
+};
+
+// Adds one run of keys, all of its tiles. Returns whether a value was met that is not finite.
+DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
+    const attention_task& t = in.t;
+    const work_item& w = in.w;
+    const tile_of_queries q = {w.of.base(t, AT_Q), w.head, w.first, w.last};
+    const key_rows k = keys_of(t, w.of, w.head, AT_K), v = keys_of(t, w.of, w.head, AT_V);
+    const i64 stop = least(in.seen.any.hi, (run + 1) * RUN);
+    bool is_met = false;
+    i64 j0 = most(in.seen.any.lo, run * RUN);
+    for (j0 -= j0 % KEYS; j0 < stop; j0 += KEYS) {
+        const i64 j1 = least(j0 + KEYS, stop);
+        const span keys = {j0, j1, j0 < in.seen.all.lo || j0 + KEYS > in.seen.all.hi};
+        if (!is_tile_visible(t, w, in.from, keys)) continue;
+        compute s[ROWS_EACH][KEYS_EACH];
+        multiply(t, q, k, j0, j1, in.memory.tile, in.memory.weights, s);
+        if (DS_OPTIONS) apply_options(t, w, in.from, keys, in.memory.weights, s);
+        else if (keys.is_edge) hide(in.memory, keys, s);
+        weigh(in.unit, kind, s, r, in.memory.weights);
+        for (i64 j = j0; j < j1; j += VALUE_KEYS) {
+            __syncthreads();
+            load_values(t, v, j, j1, w.slice * COLUMNS, kind, in.memory.tile, is_met);
+            __syncthreads();
+            add_values(in.memory.tile, in.memory.weights + (j - j0), int(least(VALUE_KEYS, j1 - j)), r.o);
+        }
+    }
+    return is_met;
+}
+
+// Leaves the sums of the rows, and their pairs, in shared memory. With few rows each share of keys has sums of its own.
+DS_DEVICE void collect(const running& r, const block_memory& memory) {
+    f64 d[ROWS_EACH];
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) d[a] = group<THREADS_X>::reduce(r.d[a], plus());
+    __syncthreads();
+    const int lane = int(threadIdx.x) % LANES, share = DS_FEW ? int(threadIdx.x) / LANES : 0;
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        const int row = DS_FEW ? a : row_of_thread(a);
+        if (threadIdx.x % THREADS_X == 0) {
+            memory.m[row] = f64(r.m[a]);
+            memory.d[row] = d[a];
+        }
+#pragma unroll
+        for (int c = 0; c < VECTORS; ++c) {
+            vector v;
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) v.at[i] = r.o[a][c * VECTOR + i];
+            *(vector*)(memory.sums + (share * ROWS + row) * COLUMNS + (c * LANES + lane) * VECTOR) = v;
+        }
+    }
+    __syncthreads();
+}
+
+}  // namespace ds
+
+#include "attention_emit.cuh"
+
+extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
+    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs) {
+    using namespace ds;
+    DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
+    DS_SHARED(f64, m, ROWS);
+    DS_SHARED(f64, d, ROWS);
+    DS_SHARED(i64, lo, ROWS);
+    DS_SHARED(i64, hi, ROWS);
+    DS_SHARED(u32, is_odd, ROWS);
+    compute* const tile = (compute*)tiles;
+    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd};
+    const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
+    for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
+        const work_item w = work_of(t, index, ROWS, DS_FEW);
+        if (w.is_any) attend(t, w, memory, kept);
+        __syncthreads();
+    }
+}

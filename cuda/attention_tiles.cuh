@@ -1,0 +1,216 @@
+// attention_tiles.cuh - the exact kernel's tiles: how threads share them, how they are loaded, and the two products.
+//
+// A block of 128 threads has ROWS rows and takes keys KEYS at a time. Scores: thread (x, y) has rows y + THREADS_Y a and keys x + THREADS_X b.
+// Outputs: the same rows and vectors of columns; with few rows, warps share the keys of a tile instead, each with all rows.
+// Keys and values lie at fixed places of a tile, counted from key 0, and sums follow these: a row's bits depend on nothing else.
+//
+// Macros of a variant: DS_X        type of q, k and v, or `anything`: told by codes at run time
+//                      DS_C        type of the arithmetic
+//                      DS_OPTIONS  1: scores meet more than their scale
+//                      DS_FEW      1: few rows
+#pragma once
+#include "attention_scores.cuh"
+#include "attention_work.cuh"
+#include "group.cuh"
+
+namespace ds {
+
+struct anything { u8 byte; };
+typedef DS_X x_type;
+typedef DS_C compute;
+
+constexpr bool IS_WIDE = sizeof(compute) == 8;
+constexpr int THREADS = 128;
+constexpr int VECTOR = 16 / int(sizeof(compute));
+constexpr int ROWS = DS_FEW ? 8 : IS_WIDE ? 32 : 64;
+constexpr int KEYS = DS_FEW ? 128 : 64;
+constexpr i64 RUN = DS_FEW ? 1024 : 2048;           // keys whose sums are not merged yet
+constexpr int THREADS_X = DS_FEW ? 128 : 16, THREADS_Y = THREADS / THREADS_X;
+constexpr int ROWS_EACH = ROWS / THREADS_Y, KEYS_EACH = KEYS / THREADS_X;
+constexpr int LANES = DS_FEW ? 32 : 16;             // that share a row's columns
+constexpr int VECTORS = DS_FEW ? 1 : 2;
+constexpr int COLUMNS = LANES * VECTOR * VECTORS;
+constexpr int SHARES = DS_FEW ? THREADS / LANES : 1;            // of the keys of a tile, for the second product
+constexpr int SLICE = 128 / int(sizeof(compute));               // elements of the head dim at a time
+constexpr int LONG = 8 * SLICE;                     // a score is summed by so many elements
+constexpr int VALUE_KEYS = 32;
+
+// Pitches that keep rows apart in the banks of shared memory.
+constexpr int SLICE_PITCH = SLICE + VECTOR, VALUE_PITCH = COLUMNS + VECTOR, WEIGHT_PITCH = KEYS + 16;
+constexpr int OPERANDS_LENGTH = (ROWS + KEYS) * SLICE_PITCH, VALUES_LENGTH = VALUE_KEYS * VALUE_PITCH;
+constexpr int TILE_LENGTH = OPERANDS_LENGTH > VALUES_LENGTH ? OPERANDS_LENGTH : VALUES_LENGTH;
+constexpr int WEIGHTS_LENGTH = ROWS * WEIGHT_PITCH, MEMORY_LENGTH = TILE_LENGTH + WEIGHTS_LENGTH;
+static_assert(SHARES * ROWS * COLUMNS <= MEMORY_LENGTH, "the outputs of a block take the place of its tiles");
+
+typedef chunk<compute, VECTOR> vector;
+
+// ------------------------------------------------------------------ loading
+template <class T> constexpr int ELEMENTS_AT_ONCE = 16 / int(sizeof(T));
+template <> constexpr int ELEMENTS_AT_ONCE<anything> = 4;
+constexpr int AT_ONCE = ELEMENTS_AT_ONCE<x_type> > VECTOR ? ELEMENTS_AT_ONCE<x_type> : VECTOR;
+
+template <class T> DS_DEVICE compute element_at(const char* p, int) { return to_compute<compute>(load<T>(p)); }
+template <> DS_DEVICE compute element_at<anything>(const char* p, int code) { return number_at<compute>(p, code); }
+
+template <class T> DS_DEVICE void read_at_once(const char* p, compute (&to)[AT_ONCE]) {
+    const chunk<T, AT_ONCE> v = load_aligned<chunk<T, AT_ONCE>>(p);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) to[i] = to_compute<compute>(v.at[i]);
+}
+template <> DS_DEVICE void read_at_once<anything>(const char*, compute (&)[AT_ONCE]) {}
+
+// Elements e, e + 1, ... of a row of `length`, 0 past its end.
+DS_DEVICE void read_elements(const placed& from, const char* row, i64 e, i64 length, compute (&to)[AT_ONCE]) {
+    if (from.is_wide && e + AT_ONCE <= length) {
+        read_at_once<x_type>(row + e * i64(sizeof(x_type)), to);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) to[i] = e + i < length ? element_at<x_type>(row + (e + i) * from.item, int(from.code)) : compute(0);
+}
+DS_DEVICE void fill(compute (&to)[AT_ONCE], compute value) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) to[i] = value;
+}
+DS_DEVICE void put_elements(compute* to, const compute (&x)[AT_ONCE]) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i += VECTOR) {
+        vector v;
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k) v.at[k] = x[i + k];
+        *(vector*)(to + i) = v;
+    }
+}
+
+// What the second product is of. Values that are not finite are 0 in ordinary sums: 0 NaN never arises, and a weight that underflowed beside an
+// infinite value is not lost. They are counted by themselves, where they are seen: +inf as 1, -inf as DOWN, NaN as both.
+enum summand { ORDINARY, SHRUNK, COUNTED };
+constexpr compute SHRINK = compute(0x1p-64);        // sums of values that are shrunk do not overflow
+constexpr compute DOWN = compute(4096);
+static_assert(RUN < 4096 && RUN * 4097 <= 1 << 24, "counts are exact in float32, and told apart");
+DS_DEVICE compute as_summand(compute v, int kind, bool& is_met) {
+    const bool finite = is_finite(v);
+    is_met |= !finite;
+    if (kind == ORDINARY) return finite ? v : compute(0);
+    if (kind == SHRUNK) return finite ? mul(v, SHRINK) : compute(0);
+    return finite ? compute(0) : v == compute(infinity()) ? compute(1) : v == compute(-infinity()) ? DOWN : add(DOWN, compute(1));
+}
+
+// ------------------------------------------------------------------ the first product
+struct tile_of_queries { const char* base; i64 head, first, last; };
+
+DS_DEVICE void load_slices(const attention_task& t, const tile_of_queries& q, const key_rows& k, i64 j0, i64 j1, i64 e0, compute* tile) {
+    constexpr int UNITS = SLICE / AT_ONCE;
+    const compute fold = rounded<compute>::of(t.fold);
+    compute x[AT_ONCE];
+    for (int n = int(threadIdx.x); n < (ROWS + KEYS) * UNITS; n += THREADS) {
+        const int row = n / UNITS, e = n % UNITS * AT_ONCE;
+        if (row < ROWS) {
+            const bool is_there = q.first + row < q.last;
+            if (is_there) read_elements(t.at[AT_Q], q.base + offset_of_row(t.at[AT_Q], place_of_row(t, q.head, q.first + row)), e0 + e, t.dim, x);
+            else fill(x, compute(0));
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) x[i] = mul(x[i], fold);
+        } else if (const i64 j = j0 + (row - ROWS); j < j1) {
+            const char* const at = k.at(j);
+            if (at) read_elements(t.at[AT_K], at, e0 + e, t.dim, x);
+            else fill(x, compute(not_a_number()));
+        } else {
+            fill(x, compute(0));
+        }
+        put_elements(tile + row * SLICE_PITCH + e, x);
+    }
+}
+
+DS_DEVICE void add_slice(const compute* tile, int steps, compute (&s)[ROWS_EACH][KEYS_EACH]) {
+    const compute* const q = tile + int(threadIdx.x) / THREADS_X * SLICE_PITCH;
+    const compute* const k = tile + (ROWS + int(threadIdx.x) % THREADS_X) * SLICE_PITCH;
+#pragma unroll 1
+    for (int e = 0; e < steps; e += VECTOR) {
+        vector y[KEYS_EACH];
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) y[b] = *(const vector*)(k + b * THREADS_X * SLICE_PITCH + e);
+#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a) {
+            const vector x = *(const vector*)(q + a * THREADS_Y * SLICE_PITCH + e);
+#pragma unroll
+            for (int b = 0; b < KEYS_EACH; ++b)
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) s[a][b] = fused(x.at[i], y[b].at[i], s[a][b]);
+        }
+    }
+}
+
+// The place of one of the thread's scores in the tile of weights.
+DS_DEVICE int place_of_score(int a, int b) {
+    return (int(threadIdx.x) / THREADS_X + THREADS_Y * a) * WEIGHT_PITCH + int(threadIdx.x) % THREADS_X + THREADS_X * b;
+}
+
+// s = fold q k. Long sums are made of several, which wait in the tile of weights; each thread comes back to its own.
+DS_DEVICE void multiply(const attention_task& t, const tile_of_queries& q, const key_rows& k, i64 j0, i64 j1, compute* tile, compute* weights,
+                        compute (&s)[ROWS_EACH][KEYS_EACH]) {
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b) s[a][b] = compute(0);
+    for (i64 e = 0; e < t.dim; e += SLICE) {
+        __syncthreads();
+        if (e > 0 && e % LONG == 0) {
+#pragma unroll
+            for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+                for (int b = 0; b < KEYS_EACH; ++b) {
+                    compute& sum = weights[place_of_score(a, b)];
+                    sum = e == LONG ? s[a][b] : add(sum, s[a][b]);
+                    s[a][b] = compute(0);
+                }
+        }
+        load_slices(t, q, k, j0, j1, e, tile);
+        __syncthreads();
+        add_slice(tile, int(least(SLICE, t.dim - e)), s);
+    }
+    if (t.dim > LONG) {
+#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+            for (int b = 0; b < KEYS_EACH; ++b) s[a][b] = add(weights[place_of_score(a, b)], s[a][b]);
+    }
+}
+
+// ------------------------------------------------------------------ the second product
+DS_DEVICE void load_values(const attention_task& t, const key_rows& v, i64 j0, i64 j1, i64 column, int kind, compute* tile, bool& is_met) {
+    constexpr int UNITS = COLUMNS / AT_ONCE;
+    compute x[AT_ONCE];
+    for (int n = int(threadIdx.x); n < VALUE_KEYS * UNITS; n += THREADS) {
+        const int row = n / UNITS, c = n % UNITS * AT_ONCE;
+        const char* const at = j0 + row < j1 && column + c < t.dim_v ? v.at(j0 + row) : nullptr;
+        if (at) read_elements(t.at[AT_V], at, column + c, t.dim_v, x);
+        else fill(x, compute(0));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) x[i] = as_summand(x[i], kind, is_met);
+        put_elements(tile + row * VALUE_PITCH + c, x);
+    }
+}
+
+DS_DEVICE void add_values(const compute* tile, const compute* weights, int steps, compute (&o)[ROWS_EACH][VECTORS * VECTOR]) {
+    const int lane = int(threadIdx.x) % LANES, share = DS_FEW ? int(threadIdx.x) / LANES : 0;
+    const compute* const p = weights + (DS_FEW ? 0 : int(threadIdx.x) / THREADS_X) * WEIGHT_PITCH;
+#pragma unroll 1
+    for (int j = share * VECTOR; j < steps; j += SHARES * VECTOR) {
+        vector x[ROWS_EACH];
+#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a) x[a] = *(const vector*)(p + a * THREADS_Y * WEIGHT_PITCH + j);
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k)
+#pragma unroll
+            for (int c = 0; c < VECTORS; ++c) {
+                const vector y = *(const vector*)(tile + (j + k) * VALUE_PITCH + (c * LANES + lane) * VECTOR);
+#pragma unroll
+                for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+                    for (int i = 0; i < VECTOR; ++i) o[a][c * VECTOR + i] = fused(x[a].at[k], y.at[i], o[a][c * VECTOR + i]);
+            }
+    }
+}
+
+}  // namespace ds
