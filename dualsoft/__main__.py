@@ -96,10 +96,10 @@ def _self_test(names: list[str], has_cuda: bool) -> bool:
     if "bfloat16" not in dtypes:
         print("bfloat16: not tested, ml_dtypes is not installed")
     for name in dict.fromkeys(check.backend for check in checks):
-        print("\n  " + f"{name:<24}" + "".join(f"{dtype:>10}" for dtype in dtypes))
+        print("\n  " + f"{name:<30}" + "".join(f"{dtype:>10}" for dtype in dtypes))
         for function in dict.fromkeys(check.function for check in checks):
             cells = [_cell(checks, (name, function, dtype)) for dtype in dtypes]
-            print(f"  {function:<24}" + "".join(cells))
+            print(f"  {function:<30}" + "".join(cells))
     for check in failed:
         print(f"  FAILED {check.backend} {check.function} {check.dtype} {check.case}: {check.share:.3g} of the bound")
     print(f"\n  {len(checks) - len(failed)} of {len(checks)} checks hold")

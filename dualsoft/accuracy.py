@@ -271,6 +271,45 @@ def attention_lse_bound(lse: Any, m: Any, scores: Any, dtype: Any, *, head_dim: 
     return 2 * ulp(size, dtype) + (head_dim + 8) * unit_roundoff(dtype) * _widened(scores)
 
 
+def linear_gradient_bound(size: Any, dtype: Any, *, dim: int, logit: float) -> Any:
+    """Return the bound on the error of the gradients of ``linear_cross_entropy``, an absolute one.
+
+    It is ``((64 + 16·dim)·u + 2·v)·max(1, logit)·size`` and the least subnormal number, u the unit roundoff of the
+    arithmetic, v that of the result: a unit a term of the products, and what their rounding leaves in exponentials.
+
+    Parameters
+    ----------
+    size : array_like
+        The size of the sum, nothing cancelled: ``|d| @ |weight|``, ``|d.T| @ |hidden|`` or ``sum |d|``, where
+        ``|d| = |g|·(p·|1 + 2·z_loss·lse| + target)`` is that of a logit's gradient.
+    dtype : dtype
+        Of the result: float16, bfloat16, float32 or float64.
+    dim : int
+        The number of products in a logit.
+    logit : float
+        The largest size of a logit.
+
+    Returns
+    -------
+    ndarray or scalar
+        float64.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that is not listed.
+
+    Examples
+    --------
+    >>> import dualsoft
+    >>> bool(dualsoft.accuracy.linear_gradient_bound(1.0, "float32", dim=4, logit=2.0) < 2.0**-15)
+    True
+    """
+    arithmetic = unit_roundoff(np.float64 if _code(dtype) == F64 else np.float32)
+    units = (64 + 16 * dim) * arithmetic + 2 * unit_roundoff(dtype)
+    return units * max(1.0, logit) * _widened(size) + ulp(0.0, dtype)
+
+
 def _widened(array: Any) -> np.ndarray[Any, Any]:
     given = np.asarray(array)
     return given if given.dtype == np.longdouble else given.astype(np.float64)

@@ -6,6 +6,7 @@ The reference runs in ``numpy.longdouble`` on the same problem; errors are share
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,24 @@ from dualsoft.backends import reference
 from dualsoft.registry import use_backend
 from dualsoft.selftest_arrays import Calls
 from dualsoft.selftest_attention import attention_shares
+from dualsoft.selftest_gradients import attention_gradient_shares
+from dualsoft.selftest_losses import gradient_shares, linear_shares, loss_shares, selection_shares
 from dualsoft.softmax import cumulative_logsumexp, log_softmax, logsumexp, softmax
 from dualsoft.state_functions import merge, softmax_state
 
 WIDE = np.dtype(np.longdouble)
 Array = np.ndarray[Any, Any]
+
+_ON_DEVICES = (attention_shares,)
+"""Checks of functions that devices have kernels for, beside those of the softmax family."""
+_SHARES = (
+    *_ON_DEVICES,
+    selection_shares,
+    loss_shares,
+    linear_shares,
+    gradient_shares,
+    attention_gradient_shares,
+)
 
 
 class Check(NamedTuple):
@@ -86,8 +100,9 @@ def run_checks(
                     for function, share in _shares(case, calls):
                         yield Check(backend, function, name, case.name, share)
             with use_backend(backend):
-                for function, case_name, share in attention_shares(np.dtype(dtype), calls):
-                    yield Check(backend, function, name, case_name, share)
+                for shares in _SHARES if asarray is None else _ON_DEVICES:
+                    for function, case_name, share in shares(np.dtype(dtype), calls):
+                        yield Check(backend, function, name, case_name, share)
 
 
 def _cases(dtype: Any) -> Iterator[Case]:
@@ -131,7 +146,7 @@ def _shares(case: Case, calls: Calls) -> Iterator[tuple[str, float]]:
         exact = _exact(problems.logsumexp_problem(x, axis, weights, True, False, where, scale, None, None))
         yield share("logsumexp", result, exact, np.maximum(np.abs(exact), np.abs(m)))
     if isinstance(axis, int) and not options:
-        exact = _exact(problems.cumulative_problem(x, axis, False, None, None))
+        exact = _running(x.dtype, case.name)
         size = np.maximum(np.abs(exact), np.abs(np.maximum.accumulate(x.astype(WIDE), axis)))
         yield share("cumulative_logsumexp", calls(cumulative_logsumexp, x, axis), exact, size)
     state = calls(softmax_state, x, axis, **options)
@@ -144,6 +159,13 @@ def _shares(case: Case, calls: Calls) -> Iterator[tuple[str, float]]:
     exact = _exact(problems.softmax_problem(x, axis, where, scale, None, None, False))
     _, worst = share("softmax", calls(state.normalize, x, axis, **options), exact, exact, spread)
     yield "normalize", worst
+
+
+@lru_cache
+def _running(dtype: np.dtype[Any], name: str) -> Array:
+    """Return the exact cumulative sums of a case: once for all backends, since they take a step an element."""
+    case = next(case for case in _cases(dtype) if case.name == name)
+    return _exact(problems.cumulative_problem(case.x, case.axis, False, None, None))
 
 
 def _exact(problem: Any) -> Array:

@@ -3,7 +3,8 @@
 Errors are shares of ``accuracy.attention_bound`` and ``accuracy.attention_lse_bound``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,31 @@ class Case(NamedTuple):
     """The same as ``options["mask"]``, where that is made of blocks."""
 
 
+class Plain(NamedTuple):
+    """The plain computation of a call, for all query heads: NaN where a row sees nothing."""
+
+    q: Array
+    k: Array
+    v: Array
+    scale: Array
+    slope: Array
+    """The derivative of the softcap."""
+    visible: Array
+    p: Array
+    sink: Array
+    """The weight of the sinks, (2, 4, Sq, 1)."""
+    m: Array
+    """The largest score of each row, and below the largest size of one."""
+    size: Array
+
+    @property
+    def out(self) -> Array:
+        """What attention answers, not yet rounded."""
+        reached = np.asarray(self.visible.any(axis=-2))[..., None]
+        out: Array = self.p @ np.where(reached, self.v, 0)
+        return out
+
+
 class Expected(NamedTuple):
     """What the result must be, and how far from it it may be."""
 
@@ -57,14 +83,14 @@ class Expected(NamedTuple):
 
 def attention_shares(dtype: np.dtype[Any], calls: Calls) -> Iterator[tuple[str, str, float]]:
     """Yield (function, case, worst error as a share of its bound) for inputs of one dtype."""
-    for case in _cases(dtype):
-        want = _expected(case)
+    for case, want in _answered(dtype):
         for function, out, lse in _answers(case, calls):
-            shares = _share(out, want.out, want.out_limit), _share(lse, want.lse, want.lse_limit)
+            shares = share_of(out, want.out, want.out_limit), share_of(lse, want.lse, want.lse_limit)
             yield function, case.name, max(shares)
 
 
-def _cases(dtype: np.dtype[Any]) -> Iterator[Case]:
+def cases(dtype: np.dtype[Any]) -> Iterator[Case]:
+    """Yield the calls to make."""
     rng = np.random.default_rng(20220527)
 
     def operands(queries: int, keys: int, dim: int, dim_v: int) -> tuple[Array, Array, Array]:
@@ -97,32 +123,42 @@ def _cases(dtype: np.dtype[Any]) -> Iterator[Case]:
     yield Case("special", q, k, v, {"kv_lengths": np.array([40, 30]), "mask": mask})
 
 
+@lru_cache
+def _answered(dtype: np.dtype[Any]) -> list[tuple[Case, Expected]]:
+    """Return the calls with what they must answer: once, for all backends."""
+    return [(case, _expected(case)) for case in cases(dtype)]
+
+
+def options_of(case: Case) -> Any:
+    """Return the options of a call in the order in which problems take them."""
+    return tuple(case.options.get(name, False if name == "causal" else None) for name in (*_NAMES, "block_mask"))
+
+
 def _expected(case: Case) -> Expected:
-    options: Any = tuple(
-        case.options.get(name, False if name == "causal" else None) for name in (*_NAMES, "block_mask")
-    )
-    problem, _ = attention_problem(case.q, case.k, case.v, options, True, None)
+    problem, _ = attention_problem(case.q, case.k, case.v, options_of(case), True, None)
     shape, dtype = problem.out.shape, case.q.dtype
     out, lse = np.empty(shape, WIDE), np.empty(shape[:-1], WIDE)
     reference.run(problem._replace(out=out, lse=lse), WIDE)
     lse_dtype = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     with np.errstate(all="ignore"):
-        plain, m, size = _plain(case, lse_dtype)
-        out_limit = accuracy.attention_bound(plain, out, dtype)
-        lse_limit = accuracy.attention_lse_bound(lse, m, size, lse_dtype, head_dim=case.q.shape[-1])
+        found = plain(case, lse_dtype)
+        out_limit = accuracy.attention_bound(found.out.astype(dtype), out, dtype)
+        lse_limit = accuracy.attention_lse_bound(lse, found.m, found.size, lse_dtype, head_dim=case.q.shape[-1])
     return Expected(out, lse, out_limit, lse_limit)
 
 
-def _plain(case: Case, compute: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """Return the plain computation, and the largest score and size of a score of each row; NaN where there is none."""
+def plain(case: Case, compute: np.dtype[Any], product: Callable[[Array, Array], Array] = np.matmul) -> Plain:
+    """Return the plain computation: scores and weights stored, rounded to the dtype of the call."""
     options, dtype = case.options, case.q.dtype
     q, k, v = case.q.astype(compute), *(np.repeat(x.astype(compute), 2, axis=1) for x in (case.k, case.v))
     scale = np.asarray(options.get("scale", q.shape[-1] ** -0.5), compute)
-    s, size = (scale * (left @ right.swapaxes(-1, -2)) for left, right in ((q, k), (np.abs(q), np.abs(k))))
+    s, size = (scale * product(left, right.swapaxes(-1, -2)) for left, right in ((q, k), (np.abs(q), np.abs(k))))
+    slope = np.ones_like(s)
     if "softcap" in options:
         cap = np.asarray(options["softcap"], compute)
+        slope = 1 - np.tanh(s / cap) ** 2
         s = cap * np.tanh(s / cap)
-    position, visible = _positions(case)
+    position, visible = positions(case)
     distance = np.abs(position - np.arange(s.shape[-1]))
     slopes = np.reshape(options.get("alibi_slopes", np.zeros(4)), (4, 1, 1))
     bias = (options.get("bias", 0.0) - slopes * distance).astype(compute)
@@ -130,14 +166,13 @@ def _plain(case: Case, compute: np.dtype[Any]) -> tuple[Array, Array, Array]:
     sinks = np.reshape(options.get("sinks", np.full(4, -np.inf)), (4, 1, 1)).astype(compute)
     m = np.maximum(s.max(axis=-1, keepdims=True), sinks)
     p = np.exp(s - m)
-    p = (p / (p.sum(axis=-1, keepdims=True) + np.exp(sinks - m))).astype(dtype).astype(compute)
-    reached = np.asarray(visible.any(axis=-2))[..., None]
-    out = (p @ np.where(reached, v, 0)).astype(dtype)
+    d = p.sum(axis=-1, keepdims=True) + np.exp(sinks - m)
     sizes = np.max(np.where(visible, size + np.abs(bias), 0), axis=-1)
-    return out, m[..., 0], sizes
+    p = (p / d).astype(dtype).astype(compute)
+    return Plain(q, k, v, scale, slope, visible, p, np.exp(sinks - m) / d, m[..., 0], sizes)
 
 
-def _positions(case: Case) -> tuple[Array, Array]:
+def positions(case: Case) -> tuple[Array, Array]:
     """Return the position of each query among the keys, (2, 1, Sq, 1), and what it sees, (2, 4, Sq, Sk)."""
     options, queries, keys = case.options, case.q.shape[2], case.k.shape[2]
     lengths = np.reshape(options.get("kv_lengths", np.full(2, keys)), (2, 1, 1, 1))
@@ -215,7 +250,7 @@ def _paged(x: Array, table: Array) -> Array:
     return pages
 
 
-def _share(result: Array, exact: Array, limit: Any) -> float:
+def share_of(result: Array, exact: Array, limit: Any) -> float:
     """Return the largest error as a share of the limit; infinite where only one is finite or NaN."""
     wide = np.asarray(result).astype(WIDE)
     finite = np.isfinite(exact)

@@ -28,6 +28,7 @@ FOREIGN = {
 LAYERS = (
     {"__main__"},
     {"selftest", "speed"},
+    {"selftest_losses", "selftest_gradients"},
     {"selftest_attention"},
     {"selftest_arrays"},
     {"__init__"},

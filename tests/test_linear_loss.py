@@ -46,10 +46,9 @@ class Data:
         self.logits = wide[0] @ wide[1].T + wide[2]
 
 
-def limit(key: str, dim: int, size: Any) -> Any:
-    """What a product of sums of dim terms, and their gradients, may be off by: a unit a term, of the largest size."""
-    unit = accuracy.unit_roundoff(DTYPES["f64" if key == "f64" else "f32"])
-    return unit * (64 + 16 * dim) * size + 2 * accuracy.unit_roundoff(DTYPES[key]) * size
+def limit(key: str, dim: int, size: Any, logit: float = 1.0) -> Any:
+    """Of gradients; and of logarithms and losses, whose logits are the same sums of dim terms."""
+    return accuracy.linear_gradient_bound(size, DTYPES[key], dim=dim, logit=logit)
 
 
 def usable(options: dict[str, Any], soft: bool) -> dict[str, Any]:
@@ -105,8 +104,8 @@ def test_gradients(key: str, soft: bool, backend: str) -> None:
                 found = getattr(got, name)
                 assert found.dtype == DTYPES[key]
                 assert found.shape == exact.shape
-                near = limit(key, size[1], largest) * max(1, np.abs(data.logits).max(initial=1))
-                assert (np.abs(found.astype(np.float64) - exact) <= near + 2.0**-24).all(), (name, size, options)
+                near = limit(key, size[1], largest, np.abs(data.logits).max(initial=1))
+                assert (np.abs(found.astype(np.float64) - exact) <= near).all(), (name, size, options)
 
 
 def test_rows_that_do_not_count_are_not_read(backend: str) -> None:

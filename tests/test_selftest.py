@@ -1,4 +1,4 @@
-"""The self-test of ``python -m dualsoft`` on a device: on the emulator here what it does on a card."""
+"""The self-test of ``python -m dualsoft``: on the emulator here what it does on a card, and that it can fail."""
 
 import sys
 from types import SimpleNamespace
@@ -11,11 +11,15 @@ import pytest
 from conftest import DEVICES
 
 from dualsoft import __main__ as command
-from dualsoft import selftest
+from dualsoft import selftest, use_backend
+from dualsoft.selftest_arrays import Calls
+from dualsoft.selftest_gradients import attention_gradient_shares
+from dualsoft.selftest_losses import gradient_shares, linear_shares, loss_shares, selection_shares
 
-pytestmark = pytest.mark.skipif(not DEVICES, reason=str(emulator.why_not()))
+needs_device = pytest.mark.skipif(not DEVICES, reason=str(emulator.why_not()))
 
 
+@needs_device
 @pytest.mark.parametrize("dtype", list(selftest.all_dtypes()))
 @pytest.mark.parametrize("backend", DEVICES)
 def test_every_check_holds(backend: str, dtype: str) -> None:
@@ -25,7 +29,8 @@ def test_every_check_holds(backend: str, dtype: str) -> None:
     assert {check.backend for check in checks} == {backend}
     assert not [check for check in checks if not check.share <= 1]
     on_host = {check.function for check in selftest.run_checks(["reference"], None, {"float64": np.float64})}
-    assert {check.function for check in checks} == on_host
+    of_host_alone = {name for shares in CHECKS for name, _, _ in shares(np.dtype(np.float64), Calls())}
+    assert {check.function for check in checks} == on_host - of_host_alone
 
 
 def test_dtypes_that_the_device_lacks_are_left_out() -> None:
@@ -53,3 +58,32 @@ def test_a_card_is_tested_beside_the_cpu(monkeypatch: pytest.MonkeyPatch, capsys
     assert not command._self_test(["cpu:x86_64_v2"], has_cuda=True)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  softmax")]
     assert rows == [["softmax", "0.50", "0.50"], ["softmax", "0.50", "0.50"], ["softmax", "2.00", "-"]]
+
+
+class Wrong(Calls):
+    """Calls whose answers are off by 1 %, or by one place."""
+
+    @staticmethod
+    def get(value: Any) -> Any:
+        right = Calls.get(value)
+        if isinstance(right, tuple):
+            return tuple(map(Wrong.get, right))
+        return right if right is None else right + 1 if right.dtype.kind == "i" else (right * 1.01).astype(right.dtype)
+
+    def __call__(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        return self.get(function(*arguments, **options))
+
+
+CHECKS = (selection_shares, loss_shares, linear_shares, gradient_shares, attention_gradient_shares)
+
+
+@pytest.mark.parametrize("shares", CHECKS, ids=lambda shares: shares.__name__)
+def test_every_check_can_fail(shares: Any) -> None:
+    """An answer that is off by 1 % fails every check of float32 and float64, and the right one none."""
+    for dtype in (np.float32, np.float64):
+        with use_backend("reference"):
+            right = list(shares(np.dtype(dtype), Calls()))
+            wrong = list(shares(np.dtype(dtype), Wrong()))
+        assert all(share <= 1 for _, _, share in right)
+        # what has no size, an index of -1 or a sum that is 0, is in no check alone
+        assert all(share > 1 for _, _, share in wrong), wrong
