@@ -265,7 +265,7 @@ def _of_results(name: str, x: Array, axis: Any, options: dict[str, Any]) -> Iter
     where, scale = (np.asarray(options.get(key, of)) for key, of in (("where", True), ("scale", 1.0)))
     factor = np.abs(scale)
     rows = _rows(x, axis, options)
-    grad = np.random.default_rng(2).standard_normal(x.shape).astype(x.dtype)
+    grad: Array = np.random.default_rng(2).standard_normal(np.shape(x)).astype(x.dtype)
     size_of = np.where(where, np.abs(grad.astype(WIDE)), 0)
     for function, log in ((softmax_backward, False), (log_softmax_backward, True)):
         logarithms = np.where(where, rows.s - rows.lse, -np.inf)

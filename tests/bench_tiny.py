@@ -23,7 +23,7 @@ def tiny(case: Any, dtype: str) -> Any:
 
 def contests(dtype: str) -> Iterator[Any]:
     """Make every case ready."""
-    for name in ("attention", "decode", "paged"):
+    for name in ("attention", "attention_backward", "decode", "paged"):
         operation = module(f"bench.operations.{name}").OPERATION
         for case in dict.fromkeys(tiny(case, dtype) for case in operation.cases):
             yield operation.contest(case, np.dtype(dtype))

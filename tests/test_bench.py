@@ -11,7 +11,7 @@ from process import ROOT, WITHOUT_KERNELS
 
 pytest.importorskip("rich", reason="the benchmark's tables need rich")
 needs_kernels = pytest.mark.skipif(not any(":" in name for name in USABLE), reason="no compiled level can be used here")
-WITHOUT_SHAPES = {"attention", "decode", "paged", "linear_cross_entropy"}
+WITHOUT_SHAPES = {"attention", "attention_backward", "decode", "paged", "linear_cross_entropy"}
 
 
 @needs_kernels

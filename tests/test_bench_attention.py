@@ -20,10 +20,12 @@ needs_kernels = pytest.mark.skipif(not any(":" in name for name in USABLE), reas
 def test_a_quick_run(tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     options = ("--quick", "--threads", "1", "--cases", "(4, 12, 128, 64)", "32:8, 4096", "batch 1")
-    done = bench("attention", "decode", "paged", *options, "--peers", "numpy", "--json", str(saved))
+    done = bench(
+        "attention", "attention_backward", "decode", "paged", *options, "--peers", "numpy", "--json", str(saved)
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(saved.read_text())["rows"]
-    assert {row["operation"] for row in rows} == {"attention", "decode", "paged"}
+    assert {row["operation"] for row in rows} == {"attention", "attention_backward", "decode", "paged"}
     for row in rows:
         assert row["results"]["dualsoft"]["times"], row
         assert row["ceiling"] in row["results"]
@@ -64,6 +66,9 @@ def test_costs() -> None:
     full = case.AttentionCase("", 2, 8, 4, 64, 64, 16)
     assert full.flops == 4 * 64**2 * 16 * 16
     assert full._replace(causal=True).flops == full.flops / 2
+    backward = module("bench.operations.attention_backward").OPERATION
+    assert backward.work(full, 0).flops == 10 * 64**2 * 16 * 16
+    assert backward.work(full._replace(causal=True), 0).flops == 5 * 64**2 * 16 * 16
     assert full._replace(block=4).flops == full.flops / 16
     assert full.kv_bytes == 2 * 2 * 4 * 64 * 16 * 4
     window = full._replace(window=8)
