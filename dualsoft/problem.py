@@ -103,12 +103,25 @@ class CumulativeProblem(NamedTuple):
     initial: bool
 
 
+class TextbookProblem(NamedTuple):
+    """The softmax of device arrays along one axis, by the passes of ``method``: "naive", "safe" or "online"."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    x_code: int
+    out_code: int
+    method: str
+
+
 Problem = (
     SoftmaxProblem
     | LogSumExpProblem
     | StateProblem
     | NormalizeProblem
     | CumulativeProblem
+    | TextbookProblem
     | AttentionProblem
     | LossProblem
     | LinearProblem
@@ -292,6 +305,12 @@ def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any],
     along = arguments.one_axis(axis, array.ndim)
     sums = known.result if known.result.itemsize >= 4 else np.dtype(np.float32)
     return array, along, sums, known.result
+
+
+def textbook_problem(x: Array, axis: int, result: np.dtype[Any], method: str) -> TextbookProblem:
+    """Return the problem of a textbook algorithm on a device array, whose arguments are judged already."""
+    target = arguments.result_array(None, x.shape, result, x, ())
+    return TextbookProblem(x, target, (axis,), 1 << axis, format_of(x, "x").code, _code(target), method)
 
 
 def _code(array: Array) -> int:

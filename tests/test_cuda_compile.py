@@ -35,6 +35,7 @@ REGISTERS = {
     "weighted_rows": 128,
     "weighted_join": 96,
     "cumulative_rows": 128,
+    "textbook_rows": 96,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
@@ -47,6 +48,7 @@ SUBROUTINES = {
     "rcp_rn_f32_slowpath": "reciprocals of subnormal numbers and the like",
     "dblrcp_rn_slowpath": "reciprocals in float64, the same",
     "div_rn_f64_full": "quotients in float64, the same",
+    "div_rn_noftz_f32": "quotients in float32, the same",
     "offset_along_axes": "the place of a row or element along several axes",
     "div_s64": "the same",
     "load_elements": "the ends of rows that are not aligned",

@@ -139,7 +139,8 @@ def as_f16(x: Array) -> Array:
 
 EXACT: dict[str, Callable[..., Array]] = {
     **{f"{name}_{bits}": f for name, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply),
-       ("larger", larger), ("fused", fused), ("reciprocal", np.reciprocal)) for bits in ("f32", "f64")},
+       ("larger", larger), ("divide", np.divide), ("fused", fused), ("reciprocal", np.reciprocal))
+       for bits in ("f32", "f64")},
     "widen_f32": lambda x: x.astype(np.float64),
     "narrow_f64": lambda x: x.astype(np.float32),
     "narrow_to_zero_f64": to_zero,
@@ -187,6 +188,8 @@ APPROXIMATE: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "exponential_rough_f32": (mpmath.exp, 3, 1.5),
     "exponential_f32": (mpmath.exp, 1, 0),
     "exponential_f64": (mpmath.exp, 1, 0),
+    "exponential_above_f32": (mpmath.exp, 1, 0),
+    "exponential_above_f64": (mpmath.exp, 1, 0),
     "log1p_of_f64": (lambda x: mpmath.log1p(x) if x > -1 else mpmath.mpf("-inf"), 1, 0),
 }
 

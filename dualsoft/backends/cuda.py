@@ -9,12 +9,27 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import (
+    Backend,
+    cuda_algorithms,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_rows,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
-from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
+from dualsoft.problem import (
+    CumulativeProblem,
+    LogSumExpProblem,
+    NormalizeProblem,
+    SoftmaxProblem,
+    StateProblem,
+    TextbookProblem,
+)
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -42,9 +57,10 @@ _LAUNCHES: dict[type, Table] = {
     StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
+    TextbookProblem: cuda_algorithms.softmax,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_algorithms)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
