@@ -14,7 +14,7 @@ import numpy as np
 
 from dualsoft import arguments
 from dualsoft.arguments import format_of
-from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind, to_host
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, PLAIN_FORMATS, Format, find_format, joint
 from dualsoft.gradient_problem import GradientProblem
@@ -289,13 +289,13 @@ def identity_shape(shape: object) -> tuple[int, ...]:
     return arguments.shape_of(shape)
 
 
-def vector(x: object) -> Array:
-    """Judge the argument of ``trace``: one row of numbers, as float64."""
+def vector(x: object) -> np.ndarray[Any, Any]:
+    """Judge the argument of ``trace``: one row of numbers, as float64 on the host."""
     array = as_array(x, "x")
-    known = format_of(array, "x")
+    format_of(array, "x")
     if array.ndim != 1:
         raise ValueError(f"x must have one dimension, got the shape {array.shape}")
-    return array.astype(FLOAT64) if known.code != 1 else array
+    return to_host(array).astype(FLOAT64)
 
 
 def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any], np.dtype[Any]]:

@@ -178,11 +178,11 @@ def _look() -> tuple[Kernels | None, str | None]:
     return (kernels, None) if reason is None else (None, reason)
 
 
-def _run(problem: Any) -> None:
+def _usable() -> Kernels:
     kernels, reason = _find()
     if kernels is None:
         raise RuntimeError(f"the cuda backend cannot be used: {reason}")
-    kernels.run(problem)
+    return kernels
 
 
 def _accepts(work: Any) -> bool:
@@ -193,17 +193,17 @@ def _accepts(work: Any) -> bool:
     return kernels is None or kernels.accepts(work)
 
 
-def _warmup(codes: Iterable[int]) -> int:
-    kernels, reason = _find()
-    if kernels is None:
-        raise RuntimeError(f"the cuda backend cannot be used: {reason}")
-    return kernels.warmup(codes)
-
-
 def backend_of(name: str, cp: ModuleType) -> Backend:
     """Return a backend over a module that has CuPy's names."""
     kernels = Kernels(cp)
-    return Backend(name, kernels.reason, kernels.accepts, kernels.run, warmup=kernels.warmup)
+    return Backend(name, kernels.reason, kernels.accepts, kernels.run, warmup=kernels.warmup, module=lambda: cp)
 
 
-BACKEND = Backend("cuda", lambda: _find()[1], _accepts, _run, warmup=_warmup)
+BACKEND = Backend(
+    "cuda",
+    lambda: _find()[1],
+    _accepts,
+    lambda problem: _usable().run(problem),
+    warmup=lambda codes: _usable().warmup(codes),
+    module=lambda: _usable().cp,
+)
