@@ -57,8 +57,7 @@ DS_DEVICE pair scan(pair mine, pair& part) {
         part = merge(part, of_last_lane(mine));
         return before;
     }
-    DS_SHARED(pair, totals, team::WARPS);
-    __syncthreads();                                    // the totals of the segment before may still be read
+    DS_SHARED(pair, totals, team::WARPS);               // those of the segment before were read before the team met for this one
     if (lane == 31) totals[warp] = mine;
     __syncthreads();
 #pragma unroll 1
