@@ -100,6 +100,13 @@ DS_KERNEL(from_lane_f32)(const f32* x, f32* y) { exchange(x, y); }
 DS_KERNEL(from_lane_f64)(const f64* x, f64* y) { exchange(x, y); }
 DS_KERNEL(from_lane_twofold)(const twofold* x, twofold* y) { exchange(x, y); }
 
+// From the lane at that distance below; the lanes that have none keep their own.
+DS_KERNEL(lane_before_f64)(const f64* x, f64* y) {
+    const int lane = int(threadIdx.x);
+    for (int k = 0; k < 5; ++k) y[k * 32 + lane] = __shfl_up_sync(ALL_LANES, x[lane], 1 << k);
+}
+DS_KERNEL(last_lane_f64)(const f64* x, f64* y) { y[threadIdx.x] = __shfl_sync(ALL_LANES, x[threadIdx.x], 31); }
+
 DS_KERNEL(any_lane)(const i32* x, i32* y) { y[element()] = __any_sync(ALL_LANES, x[element()] != 0); }
 
 // ------------------------------------------------------------------ over the threads of a group: one block, every thread writes what it ended with

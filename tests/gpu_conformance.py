@@ -207,6 +207,8 @@ def _exchanges() -> Iterator[Probe]:
     for name, (operand, result, width) in lanes.items():
         dtype = np.dtype(result)
         yield Probe(f"from_lane_{name}", (operand,), dtype, 160 * width, dtype.name, threads=32, takes_size=False)
+    for name, size in (("lane_before_f64", 160), ("last_lane_f64", 32)):
+        yield Probe(name, (reals[:32],), reals.dtype, size, "float64", threads=32, takes_size=False)
     # Warps of nothing, of one lane that says yes, of several and of all.
     votes = np.zeros((8, 32), np.int32)
     votes[[1, 2, 3, 4], [0, 31, 15, 16]] = 1, -1, 1 << 30, -(1 << 31)
