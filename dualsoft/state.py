@@ -48,7 +48,8 @@ class SoftmaxState(Frozen):
     -----
     Kept inside are ``m`` and ``rest = d - 1``: the ``rest`` of a state made by ``softmax_state`` keeps what would be
     lost in a ``d`` near 1. Rows have one form each: an empty one is (-inf, 0), one with +inf is (inf, inf), and NaN is
-    in ``d`` only. M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+    in ``d`` only. One with 0 < d < 1/2, whose ``rest`` would lose digits, is kept as the same sum (m + ln d, 1).
+    M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
 
     Examples
     --------
@@ -80,7 +81,10 @@ class SoftmaxState(Frozen):
             d_array = xp.broadcast_to(d_array, shape).astype(FLOAT64)
             if not is_cupy(m_array) and (d_array < 0).any():
                 raise ValueError(f"d must be at least 0 (or NaN), got {d_array.min()}")
-            _freeze(self, *canonical(m_array, d_array - 1))
+            # d - 1 would lose a small d: such a state is that of one element, m + log d.
+            is_small = (d_array > 0) & (d_array < 0.5)
+            m_array = xp.where(is_small, m_array + xp.log(xp.where(is_small, d_array, 1.0)), m_array)
+            _freeze(self, *canonical(m_array, xp.where(is_small, 0.0, d_array - 1)))
 
     @classmethod
     def identity(cls, shape: int | tuple[int, ...], like: Any = None) -> "SoftmaxState":

@@ -1,6 +1,7 @@
 """Weighted and running sums, foreign states and the textbook algorithms on CUDA: right, and mistakes are seen."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import devices
@@ -16,6 +17,7 @@ from tolerance import mismatch
 
 import dualsoft as ds
 from dualsoft.backends import cuda, cuda_cumulative, nvrtc
+from dualsoft.backends.cuda_layout import layout_of
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -28,6 +30,8 @@ def normalized(x: Any, m: Any, d: Any) -> Expected:
         value = np.where(np.isfinite(m) & ~np.isnan(d), np.exp(wide - m) / d, np.nan)
         # What leaves the range of the dtype has left it in any arithmetic.
         value = value.astype(x.dtype).astype(np.longdouble) if x.dtype == np.float32 else value
+        # A state with a small d is one of d = 1 and another m.
+        m = np.where(d < 0.5, m + np.log(d), m)
         return Expected(value, np.abs(value), np.nan_to_num(np.abs(wide - m), posinf=0.0), x.shape[1])
 
 
@@ -108,6 +112,68 @@ def test_parts_follow_from_the_length() -> None:
         assert length % cuda_cumulative._SEGMENT == 0
         assert 1 <= parts <= cuda_cumulative._MOST_PARTS
         assert (parts - 1) * length < n <= parts * length
+
+
+# ------------------------------------------------------------------ long rows, kept and in parts
+@pytest.mark.parametrize("n", [16_400, 45_000])
+def test_special_values_and_masks_of_long_rows(n: int) -> None:
+    """In the first segment, in others, and in the last; rows of which nothing, or one segment, is seen."""
+    x = normal("f32", 8, n)
+    x[0], x[1, n - 1], x[2, 9000], x[3, 5] = -np.inf, np.inf, np.nan, -np.inf
+    x[4, 1:] = -np.inf
+    mask = np.random.default_rng(n).random(x.shape) < 0.7
+    mask[5], mask[6], mask[6, 8200:8300] = False, False, True
+    hidden = np.where(mask, x, np.float32(np.nan))
+    with ds.use_backend(NAME):
+        for rows, options in ((x, {}), (x, {"scale": -0.5}), (hidden, {"where": mask})):
+            given = {name: devices.put(NAME, value) for name, value in options.items()}
+            for name in ("softmax", "log_softmax", "logsumexp"):
+                want = getattr(oracle, name)(rows, -1, np.float64, **options)
+                keepdims = {"keepdims": True} if name == "logsumexp" else {}
+                got = getattr(ds, name)(devices.put(NAME, rows), -1, **given, **keepdims).get()
+                why = mismatch(name, got, want[0] if keepdims else want, x.dtype, "cuda")
+                assert why is None, f"{name}, {options.keys()}: {why}"
+
+
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_a_captured_call_keeps_its_scratch_memory(is_capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph writes there whenever it is launched; the pool must not give it to others."""
+    cp = devices.module(NAME)
+    kernels = cuda.Kernels(cp)
+    monkeypatch.setattr(cuda, "_found", (kernels, None))
+    x = cp.zeros((1, 50_000), np.float32)
+    stream = SimpleNamespace(is_capturing=lambda: is_capturing)
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: stream)
+    ds.softmax(x, -1)
+    kept = [array.shape for array in kernels.device(0)._captured]
+    assert kept == ([(1, 1), (1, 1), (7, 3)] if is_capturing else [])
+
+
+PLACES = """
+extern "C" __global__ void places(const long long* index, long long* place, int n,
+                                  const __grid_constant__ ds::layout at) {
+    const int i = threadIdx.x;
+    if (i < n) place[i] = ds::offset(at.outer, ds::X, index[i]);
+}
+"""
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_places_beyond_2_to_the_31(axes: int) -> None:
+    """Rows and bytes are counted in 64 bits, divisions included."""
+    shape = {1: (2**40, 5), 3: (2**20, 2**33, 3, 5)}[axes]
+    strides = tuple(np.array([2**33, -7, 2**35, 4][-len(shape) :]) * 1)
+    at = layout_of(shape, (len(shape) - 1,), (tuple(map(int, strides)),) * 6)
+    index = np.array([0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 + 1, 2**35 + 12345, 2**39 + 7], np.int64)
+    cp = devices.module(NAME)
+    place = cp.empty(len(index), np.int64)
+    module = cp.RawModule(code=nvrtc.assemble("layout.cuh") + PLACES, options=nvrtc.OPTIONS)
+    module.get_function("places")((1,), (32,), (cp.asarray(index), place, np.int32(len(index)), at.struct))
+    order = sorted(range(len(shape) - 1), key=lambda k: -abs(strides[k]))
+    digits = np.unravel_index(index, [shape[k] for k in order])
+    want = sum(digit * int(strides[k]) for digit, k in zip(digits, order, strict=True))
+    assert np.array_equal(place.get(), want)
+    assert np.abs(want).max() > 2**31
 
 
 # ------------------------------------------------------------------ planted mistakes
