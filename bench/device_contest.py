@@ -1,4 +1,4 @@
-"""A case on a card: its buffers, whoever takes part, and a sample of the rows compared with wider arithmetic."""
+"""A case on a card: its buffers, whoever takes part, and some of its rows or columns compared with wider arithmetic."""
 
 import importlib
 import math
@@ -26,12 +26,14 @@ def _rows_of(n: int) -> Shape:
 
 
 SQUARE = Shape((8192, 8192), -1)
+COLUMNS = Shape((8192, 8192), 0)
+LONG_ROWS = Shape((16, 2**22), -1)
 VOCABULARY = 50257
 """A row length that leaves most rows unaligned."""
 CASES = (
     *(Case(SQUARE, dtype) for dtype in ("bfloat16", "float16", "float32", "float64")),
     *(Case(_rows_of(n), d) for n in (256, 1024, 4096, 16384, 65536, VOCABULARY) for d in ("bfloat16", "float32")),
-    *(Case(Shape((4096, 256), -1), dtype) for dtype in ("bfloat16", "float32")),
+    *(Case(shape, d) for shape in (Shape((4096, 256), -1), COLUMNS, LONG_ROWS) for d in ("bfloat16", "float32")),
 )
 
 
@@ -59,19 +61,19 @@ class DeviceOperation:
 
 
 class DeviceContest:
-    """One case: sets of buffers that take turns, and the exact result of some rows.
+    """One case: sets of buffers that take turns, and the exact result of some lines along the axis.
 
     Raises
     ------
     ValueError
-        For an axis that is not the last of two.
+        For shapes of other than two lengths.
     """
 
     def __init__(self, operation: Operation, case: Case, dtype: np.dtype[Any], clock: Clock) -> None:
         shape = case.shape.lengths
-        if len(shape) != 2 or case.shape.axis not in (-1, 1):
-            raise ValueError(f"cases on a card are rows: two lengths and the last axis, not {case.shape}")
-        self.operation, self._clock = operation, clock
+        if len(shape) != 2:
+            raise ValueError(f"cases on a card are rows or columns: two lengths, not {case.shape}")
+        self.operation, self._clock, self._axis = operation, clock, case.shape.axis % 2
         self._full_shape = operation.result_shape(case.shape)
         cp = clock.device.cp
         x = _filled(cp, shape, dtype)
@@ -84,10 +86,11 @@ class DeviceContest:
             cp.copyto(again, x)
             self._buffers.append((again, cp.empty(self._full_shape, dtype)))
         self._is_cold = len(self._buffers) >= sets
-        count = min(shape[0], SAMPLE_ROWS, max(1, SAMPLE_ELEMENTS // shape[1]))
-        self.rows = sorted({round(row) for row in np.linspace(0, shape[0] - 1, count)})
-        sample = np.stack([x[row].get() for row in self.rows])
-        self.result_shape = (len(self.rows), *self._full_shape[1:])
+        n, lines = shape[self._axis], shape[1 - self._axis]
+        count = min(lines, SAMPLE_ROWS, max(1, SAMPLE_ELEMENTS // n))
+        self.rows = sorted({round(row) for row in np.linspace(0, lines - 1, count)})
+        sample = np.stack([self._line(x, row).get() for row in self.rows])
+        self.result_shape = (len(self.rows),) if operation.reduces else (len(self.rows), n)
         self._truth = Truth(operation, sample, -1, backend="cuda")
 
     def forms(self, name: str, library: Library) -> dict[str, Form] | str:
@@ -96,16 +99,21 @@ class DeviceContest:
         if isinstance(function, str):
             return function
         module, given = library.module, library.given
-        calls = [library.bound(module, function, given(module, x), -1, given(module, out)) for x, out in self._buffers]
+        bound, axis = library.bound, self._axis
+        calls = [bound(module, function, given(module, x), axis, given(module, out)) for x, out in self._buffers]
         return {"": Form(Rotation(name, calls, self._is_cold), lambda result: self._sample(result, library))}
+
+    def _line(self, array: Array, number: int) -> Array:
+        """Return one row of an input or result, or one column where these are what the case is along."""
+        return array[number] if self._axis == 1 or len(array.shape) == 1 else array[:, number]
 
     def _sample(self, result: Array, library: Library) -> Array:
         if tuple(result.shape) != self._full_shape:
             raise ValueError(f"its result has the shape {tuple(result.shape)} instead of {self._full_shape}")
-        return np.stack([library.taken(result[row]) for row in self.rows])
+        return np.stack([library.taken(self._line(result, row)) for row in self.rows])
 
     def judge(self, found: Array, ours: bool) -> Verdict:
-        """Compare the sampled rows with the exact ones."""
+        """Compare the sampled lines with the exact ones."""
         return self._truth.judge(found, ours)
 
     def baselines(self, library: Library) -> dict[str, Call]:

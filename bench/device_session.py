@@ -130,7 +130,8 @@ def _print_header(console: Console, header: dict[str, Any], contenders: dict[str
     console.print(f"{header['repeat']} repetitions in turns: {names}", soft_wrap=True)
     console.print(
         "times are the card's, between two events, launches hidden behind other work; buffers take turns, together "
-        f"{CACHE_FACTOR} times the L2 cache or more, or used once; up to {SAMPLE_ROWS} rows of a result are compared",
+        f"{CACHE_FACTOR} times the L2 cache or more, or used once; up to {SAMPLE_ROWS} rows or columns "
+        "of a result are compared",
         soft_wrap=True,
     )
     for name, library in contenders.items():

@@ -107,9 +107,10 @@ run conformance 60 "$python" tests/gpu_conformance.py
 run matrix 300 env DUALSOFT_TEST_REQUIRE=cuda "$python" -m pytest -q tests \
     -k "cuda and not emulated and not test_cuda and not test_bench and not test_layering"
 if [ -n "$cases" ]; then
-    run cases 120 "$python" "$cases/run.py" --backend cuda --arrays cupy --api softmax,log_softmax,logsumexp
+    run cases 120 "$python" "$cases/run.py" --backend cuda --arrays cupy \
+        --api softmax,log_softmax,logsumexp,cumulative_logsumexp
 fi
-run bench 300 "$python" -m bench --backend cuda --json "$out/bench.json" softmax log_softmax logsumexp
+run bench 420 "$python" -m bench --backend cuda --json "$out/bench.json"
 if [ "$dry" = 1 ]; then
     say "nothing has run"
 elif [ "$status" = 0 ]; then

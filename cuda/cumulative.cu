@@ -1,13 +1,14 @@
 // cumulative.cu - the logarithm of the running sum of exponentials of each row, in float64 whatever the types.
 //
-// A segment at a time: each thread makes the pair of its neighbouring elements, a scan over the team tells it the pair of all before them, and
-// it goes over its elements once more from there.
+// A segment at a time: each thread makes the pair of its neighbouring elements, a scan over the team tells it the pair of all before them in its
+// part of the row, and it goes over its elements once more from there. The pairs of the parts before are joined first. Whether one block goes from
+// part to part or each part has its own, after a launch that finds their pairs, changes no bit.
 //
 // Macros of a variant: DS_X, DS_Y   types of input and output
 //                      DS_GROUP     threads a row
 #include "convert.cuh"
 #include "layout.cuh"
-#include "pair.cuh"
+#include "reduced.cuh"
 
 namespace ds {
 
@@ -41,8 +42,8 @@ DS_DEVICE pair of_last_lane(pair p) {
     return {__shfl_sync(ALL_LANES, p.m, 31), {__shfl_sync(ALL_LANES, p.rest.high, 31), __shfl_sync(ALL_LANES, p.rest.low, 31)}};
 }
 
-// The pair of what the threads before this one hold, after `carry`, which takes in what all hold.
-DS_DEVICE pair scan(pair mine, pair& carry) {
+// The pair of what the threads before this one hold, after `part`, which takes in what all hold.
+DS_DEVICE pair scan(pair mine, pair& part) {
     const int lane = int(threadIdx.x) % 32, warp = team::thread() / 32;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -52,53 +53,82 @@ DS_DEVICE pair scan(pair mine, pair& carry) {
     pair before = of_lane_before(mine, 1);
     if (lane == 0) before = nothing();
     if (team::WARPS == 1) {
-        before = merge(carry, before);
-        carry = merge(carry, of_last_lane(mine));
+        before = merge(part, before);
+        part = merge(part, of_last_lane(mine));
         return before;
     }
-    DS_SHARED(pair, totals, team::WARPS);
-    __syncthreads();                                    // the totals of the segment before may still be read
+    DS_SHARED(pair, totals, team::WARPS);               // those of the segment before were read before the team met for this one
     if (lane == 31) totals[warp] = mine;
     __syncthreads();
 #pragma unroll 1
     for (int w = 0; w < team::WARPS; ++w) {
-        if (w == warp) before = merge(carry, before);
-        carry = merge(carry, totals[w]);
+        if (w == warp) before = merge(part, before);
+        part = merge(part, totals[w]);
     }
     return before;
 }
 
+struct running_row {
+    const char* x;
+    char* y;
+    i64 step, length;           // bytes between results, elements
+};
+
+// The elements from `first` up to `last`, which follow on what `before` has seen; their results, with `writes`. Returns the pair of them alone.
+DS_DEVICE pair go_along(const running_row& row, const axes& inner, i64 first, i64 last, pair before, bool writes) {
+    f64* const values = segment_of_team();
+    const bool is_first = first == 0;
+    pair part = nothing();
+    for (i64 start = first; start < last; start += SEGMENT) {
+        team::meet();
+        for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
+            values[place(k)] = start + k < last ? to_compute<f64>(load<x_type>(row.x + offset(inner, X, start + k))) : -infinity();
+        team::meet();
+        pair mine = nothing();
+#pragma unroll 1
+        for (int j = 0; j < ITEMS; ++j) mine = with_element(mine, values[place(team::thread() * ITEMS + j)]);
+        pair p = scan(mine, part);
+        if (!writes) continue;
+        if (!is_first) p = merge(before, p);
+#pragma unroll 1
+        for (int j = 0; j < ITEMS; ++j) {
+            f64& value = values[place(team::thread() * ITEMS + j)];
+            p = with_element(p, value);
+            value = p.m + log_of_sum(p);
+        }
+        team::meet();
+        for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
+            if (start + k < last) store(row.y + (start + k) * row.step, rounded<y_type>::of(values[place(k)]));
+    }
+    return part;
+}
+
+// What a launch does: whole rows, part by part; or one part a block, at first their pairs, then the results after them.
+enum task { WHOLE_ROWS, PAIRS_OF_PARTS, RESULTS_OF_PARTS };
+
 }  // namespace ds
 
-// The results of a row lie `step` bytes apart, from `y` on; with `initial`, the first of them is of no element.
+// Each row is `parts` parts of `length` elements, a multiple of SEGMENT; the last may be shorter. Of several, the pairs are in `pairs`. The results
+// of a row lie `step` bytes apart, from `y` on; with `initial`, the first of them is of no element.
 extern "C" __global__ void __launch_bounds__(ds::BLOCK, 2)
-    cumulative_rows(const char* x, char* y, long long step, int initial, const __grid_constant__ ds::layout at) {
+    cumulative_rows(const char* x, char* y, long long step, int initial, double* pairs, long long parts, long long length, int task,
+                    const __grid_constant__ ds::layout at) {
     using namespace ds;
-    f64* const values = segment_of_team();
-    for (i64 base = i64(blockIdx.x) * ROWS_A_BLOCK; base < at.rows; base += i64(gridDim.x) * ROWS_A_BLOCK) {
-        const i64 index = base + team::number(), n = index < at.rows ? at.n : 0;
-        const char* const from = x + (n ? offset(at.outer, X, index) : 0);
-        char* const to = y + (n ? offset(at.outer, Y, index) : 0) + initial * step;
-        if (initial && n && team::thread() == 0) store(to - step, rounded<y_type>::of(-infinity()));
-        pair carry = nothing();
-        for (i64 start = 0; start < n; start += SEGMENT) {
-            team::meet();
-            for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
-                values[place(k)] = start + k < n ? to_compute<f64>(load<x_type>(from + offset(at.inner, X, start + k))) : -infinity();
-            team::meet();
-            pair mine = nothing();
+    const i64 a_row = task == WHOLE_ROWS ? 1 : parts;
+    for (i64 base = i64(blockIdx.x) * ROWS_A_BLOCK; base < at.rows * a_row; base += i64(gridDim.x) * ROWS_A_BLOCK) {
+        const i64 unit = base + team::number(), index = a_row == 1 ? unit : unit / a_row, n = index < at.rows ? at.n : 0;
+        const running_row row = {x + (n ? offset(at.outer, X, index) : 0), y + (n ? offset(at.outer, Y, index) : 0) + initial * step, step, n};
+        const i64 first = unit - index * a_row, last = first + (task == WHOLE_ROWS ? parts : 1);
+        if (initial && n && first == 0 && task != PAIRS_OF_PARTS && team::thread() == 0)
+            store(row.y - step, rounded<y_type>::of(-infinity()));
 #pragma unroll 1
-            for (int j = 0; j < ITEMS; ++j) mine = with_element(mine, values[place(team::thread() * ITEMS + j)]);
-            pair p = scan(mine, carry);
-#pragma unroll 1
-            for (int j = 0; j < ITEMS; ++j) {
-                f64& value = values[place(team::thread() * ITEMS + j)];
-                p = with_element(p, value);
-                value = p.m + log_of_sum(p);
-            }
-            team::meet();
-            for (int k = team::thread(); k < SEGMENT; k += DS_GROUP)
-                if (start + k < n) store(to + (start + k) * step, rounded<y_type>::of(values[place(k)]));
+        for (i64 part = first; part < last; ++part) {
+            pair before = nothing();
+            if (part > 0 && task != PAIRS_OF_PARTS) before = join(part, pairs_in_memory{pairs + 3 * index * parts});
+            const pair found = go_along(row, at.inner, part * length, smaller((part + 1) * length, n), before, task != PAIRS_OF_PARTS);
+            if (task == RESULTS_OF_PARTS || parts == 1) continue;
+            if (team::thread() == 0) store_pair(pairs, index * parts + part, found);
+            __syncthreads();                            // the next part reads it
         }
     }
 }

@@ -14,50 +14,59 @@ DS_DEVICE f64 not_a_number() { return __longlong_as_double(0x7ff8000000000000); 
 template <class C> DS_DEVICE C horner(C, C a) { return a; }
 template <class C, class... Rest> DS_DEVICE C horner(C x, C a, Rest... rest) { return fused(horner(x, rest...), x, a); }
 
-// exp of x <= 40. 2^n is applied in two factors: the first keeps the product normal, the second rounds it once.
-DS_DEVICE f32 exponential(f32 x) {
-    constexpr f32 round = 0x1.8p23f;            // adding it leaves the nearest integer in the low bits
-    const f32 t = larger(x, -110.0f);           // e^-110 rounds to 0
-    const f32 z = fused(t, 0x1.715476p+0f, round);
-    const f32 n = sub(z, round);
-    const f32 f = fused(n, -0x1.7f7d1cp-20f, fused(n, -0x1.62e4p-1f, t));
-    const f32 q = horner(f, 0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f, 0x1.123a20p-7f, 0x1.6a23d0p-10f);
-    const f32 p = fused(fused(q, f, 1.0f), f, 1.0f);
-    const f32 power = __uint_as_float((__float_as_uint(z) << 23) + (127u + 64u << 23));
-    const f32 result = mul(mul(p, power), 0x1p-64f);
-    return is_nan(x) ? x : result;
-}
-
 // (e^f - 1 - f) / f^2
+DS_DEVICE f32 exponential_tail(f32 f) {
+    return horner(f, 0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f, 0x1.123a20p-7f, 0x1.6a23d0p-10f);
+}
 DS_DEVICE f64 exponential_tail(f64 f) {
     return horner(f, 0x1p-1, 0x1.5555555555501p-3, 0x1.55555555531fep-5, 0x1.1111111128967p-7, 0x1.6c16c17cc6363p-10,
                   0x1.a01a011bddcd4p-13, 0x1.a019ab22fbfc9p-16, 0x1.71df55c2f8663p-19, 0x1.289f95b6d3391p-22, 0x1.ad1f7252e8036p-26);
 }
 
-DS_DEVICE f64 exponential(f64 x) {
+// e^t = p 2^n for t that is no NaN; n is also in the low bits of z.
+template <class C> struct power { C p, z, n; };
+DS_DEVICE power<f32> power_of(f32 t) {
+    constexpr f32 round = 0x1.8p23f;            // adding it leaves the nearest integer in the low bits
+    const f32 z = fused(t, 0x1.715476p+0f, round);
+    const f32 n = sub(z, round);
+    const f32 f = fused(n, -0x1.7f7d1cp-20f, fused(n, -0x1.62e4p-1f, t));
+    return {fused(fused(exponential_tail(f), f, 1.0f), f, 1.0f), z, n};
+}
+DS_DEVICE power<f64> power_of(f64 t) {
     constexpr f64 round = 0x1.8p52;
-    const f64 t = larger(x, -760.0);
     const f64 z = fused(t, 0x1.71547652b82fep+0, round);
     const f64 n = z - round;
     const f64 f = fused(n, -0x1.3de6af278ece6p-42, fused(n, -0x1.62e42fefa3p-1, t));
-    const f64 q = exponential_tail(f);
-    const f64 p = fused(fused(q, f, 1.0), f, 1.0);
-    const f64 power = __longlong_as_double((__double_as_longlong(z) << 52) + (i64(1023 + 512) << 52));
-    const f64 result = p * power * 0x1p-512;
+    return {fused(fused(exponential_tail(f), f, 1.0), f, 1.0), z, n};
+}
+
+// exp of x <= 40. 2^n is applied in two factors: the first keeps the product normal, the second rounds it once.
+DS_DEVICE f32 exponential(f32 x) {
+    const power<f32> e = power_of(larger(x, -110.0f));      // e^-110 rounds to 0
+    const f32 near = __uint_as_float((__float_as_uint(e.z) << 23) + (127u + 64u << 23));
+    const f32 result = mul(mul(e.p, near), 0x1p-64f);
+    return is_nan(x) ? x : result;
+}
+DS_DEVICE f64 exponential(f64 x) {
+    const power<f64> e = power_of(larger(x, -760.0));
+    const f64 near = __longlong_as_double((__double_as_longlong(e.z) << 52) + (i64(1023 + 512) << 52));
+    const f64 result = e.p * near * 0x1p-512;
     return is_nan(x) ? x : result;
 }
 
-// exp of any x: +inf where it overflows. Not inlined: it is for the rare element that lies far above what its row is normalised by.
+// exp of any x: +inf where it overflows. 2^n is applied in two halves.
+DS_DEVICE f32 exponential_above(f32 x) {
+    const power<f32> e = power_of(larger(x < 89.0f ? x : 89.0f, -110.0f));
+    const i32 n = i32(e.n), half = n / 2;
+    const f32 first = __uint_as_float(u32(half + 127) << 23), second = __uint_as_float(u32(n - half + 127) << 23);
+    return is_nan(x) ? x : mul(mul(e.p, first), second);
+}
+// Not inlined: it is for the rare element that lies far above what its row is normalised by.
 static __device__ __noinline__ f64 exponential_above(f64 x) {
-    constexpr f64 round = 0x1.8p52;
-    const f64 t = larger(x < 710.0 ? x : 710.0, -760.0);
-    const f64 z = fused(t, 0x1.71547652b82fep+0, round);
-    const f64 n = z - round;
-    const f64 f = fused(n, -0x1.3de6af278ece6p-42, fused(n, -0x1.62e42fefa3p-1, t));
-    const f64 p = fused(fused(exponential_tail(f), f, 1.0), f, 1.0);
-    const i64 half = i64(n) / 2;
-    const f64 first = __longlong_as_double((half + 1023) << 52), second = __longlong_as_double((i64(n) - half + 1023) << 52);
-    return is_nan(x) ? x : p * first * second;
+    const power<f64> e = power_of(larger(x < 710.0 ? x : 710.0, -760.0));
+    const i64 n = i64(e.n), half = n / 2;
+    const f64 first = __longlong_as_double((half + 1023) << 52), second = __longlong_as_double((n - half + 1023) << 52);
+    return is_nan(x) ? x : e.p * first * second;
 }
 
 // exp within 3 + 1.5 |x| units for results of 2^-126 and more, 0 below: enough where the result is rounded to a half type.

@@ -22,6 +22,7 @@ DS_BINARY(sub_f32, f32, sub)
 DS_BINARY(mul_f32, f32, mul)
 DS_TERNARY(fused_f32, f32, fused)
 DS_BINARY(larger_f32, f32, larger)
+DS_BINARY(divide_f32, f32, divide)
 DS_UNARY(reciprocal_f32, f32, f32, reciprocal)
 DS_UNARY(exp2_approximate_f32, f32, f32, exp2_approximate)
 DS_BINARY(add_f64, f64, add)
@@ -29,6 +30,7 @@ DS_BINARY(sub_f64, f64, sub)
 DS_BINARY(mul_f64, f64, mul)
 DS_TERNARY(fused_f64, f64, fused)
 DS_BINARY(larger_f64, f64, larger)
+DS_BINARY(divide_f64, f64, divide)
 DS_UNARY(reciprocal_f64, f64, f64, reciprocal)
 
 // ------------------------------------------------------------------ conversions
@@ -50,6 +52,8 @@ DS_UNARY(to_bf16_f64, u16, f64, bf16_of)
 // ------------------------------------------------------------------ elementary functions
 DS_UNARY(exponential_f32, f32, f32, exponential)
 DS_UNARY(exponential_f64, f64, f64, exponential)
+DS_UNARY(exponential_above_f32, f32, f32, exponential_above)
+DS_UNARY(exponential_above_f64, f64, f64, exponential_above)
 DS_UNARY(exponential_rough_f32, f32, f32, exponential_rough)
 DS_UNARY(log1p_of_f64, f64, f64, log1p_of)
 
@@ -95,6 +99,13 @@ DS_KERNEL(from_lane_i32)(const i32* x, i32* y) { exchange(x, y); }
 DS_KERNEL(from_lane_f32)(const f32* x, f32* y) { exchange(x, y); }
 DS_KERNEL(from_lane_f64)(const f64* x, f64* y) { exchange(x, y); }
 DS_KERNEL(from_lane_twofold)(const twofold* x, twofold* y) { exchange(x, y); }
+
+// From the lane at that distance below; the lanes that have none keep their own.
+DS_KERNEL(lane_before_f64)(const f64* x, f64* y) {
+    const int lane = int(threadIdx.x);
+    for (int k = 0; k < 5; ++k) y[k * 32 + lane] = __shfl_up_sync(ALL_LANES, x[lane], 1 << k);
+}
+DS_KERNEL(last_lane_f64)(const f64* x, f64* y) { y[threadIdx.x] = __shfl_sync(ALL_LANES, x[threadIdx.x], 31); }
 
 DS_KERNEL(any_lane)(const i32* x, i32* y) { y[element()] = __any_sync(ALL_LANES, x[element()] != 0); }
 

@@ -8,14 +8,6 @@ namespace ds {
 
 constexpr int JOINING = 128;
 
-struct part_in_memory {
-    const f64* pairs;
-    DS_DEVICE pair operator()(i64 i) const {
-        const f64* const at = pairs + 3 * i;
-        return {load_aligned<f64>(at), {load_aligned<f64>(at + 1), load_aligned<f64>(at + 2)}};
-    }
-};
-
 }  // namespace ds
 
 // `pairs` has `parts` of each row from `first` on, `rows` of them. With `is_state`, y and sign are float64 and get m and d - 1.
@@ -28,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(ds::JOINING)
     for (i64 base = i64(blockIdx.x) * WARPS; base < rows; base += i64(gridDim.x) * WARPS) {
         const i64 row = base + warp;
         if (row >= rows) continue;              // a warp goes together
-        const pair p = join(parts, part_in_memory{pairs + 3 * row * parts});
+        const pair p = join(parts, pairs_in_memory{pairs + 3 * row * parts});
         if (threadIdx.x % 32 != 0) continue;
         char* const to = y + offset(at.outer, Y, first + row);
         char* const beside = sign ? sign + offset(at.outer, SIGN, first + row) : nullptr;

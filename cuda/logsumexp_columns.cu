@@ -76,11 +76,7 @@ extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS)
             if (row < 0) continue;
             const meeting found = {by};
             if (pairs) {
-                const pair p = *found.of_column<pair>(column);
-                f64* const to = pairs + 3 * (row * parts + part);
-                store_aligned(to, p.m);
-                store_aligned(to + 1, p.rest.high);
-                store_aligned(to + 2, p.rest.low);
+                store_pair(pairs, row * parts + part, *found.of_column<pair>(column));
                 continue;
             }
             char* const to = y + offset(at.outer, Y, row);

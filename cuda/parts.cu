@@ -1,4 +1,5 @@
 // parts.cu - the pairs of the parts of long rows: a block takes one part.
+#include "reduced.cuh"
 #include "rows.cuh"
 
 namespace ds {
@@ -26,9 +27,6 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
         const row from = row_of(in, at, first + unit / parts);
         const i64 end = (part + 1) * length, segments = segments_of(from.length);
         const pair p = pair_of_segments(from, at.inner, part * length, end < segments ? end : segments);
-        if (threadIdx.x != 0) continue;
-        store_aligned(pairs + 3 * unit, p.m);
-        store_aligned(pairs + 3 * unit + 1, p.rest.high);
-        store_aligned(pairs + 3 * unit + 2, p.rest.low);
+        if (threadIdx.x == 0) store_pair(pairs, unit, p);
     }
 }

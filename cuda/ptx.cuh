@@ -13,6 +13,7 @@ DS_DEVICE f32 sub(f32 a, f32 b) { f32 r; asm("sub.rn.f32 %0, %1, %2;" : "=f"(r) 
 DS_DEVICE f32 mul(f32 a, f32 b) { f32 r; asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DS_DEVICE f32 fused(f32 a, f32 b, f32 c) { f32 r; asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c)); return r; }
 DS_DEVICE f32 larger(f32 a, f32 b) { f32 r; asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }     // of a number and NaN, the number
+DS_DEVICE f32 divide(f32 a, f32 b) { f32 r; asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DS_DEVICE f32 reciprocal(f32 a) { f32 r; asm("rcp.rn.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
 // 2^a within 2 units; results below 2^-126 are 0
 DS_DEVICE f32 exp2_approximate(f32 a) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
@@ -22,6 +23,7 @@ DS_DEVICE f64 add(f64 a, f64 b) { return a + b; }
 DS_DEVICE f64 sub(f64 a, f64 b) { return a - b; }
 DS_DEVICE f64 mul(f64 a, f64 b) { return a * b; }
 DS_DEVICE f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+DS_DEVICE f64 divide(f64 a, f64 b) { return a / b; }
 DS_DEVICE f64 larger(f64 a, f64 b) { f64 r; asm("max.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b)); return r; }
 DS_DEVICE f64 reciprocal(f64 a) { f64 r; asm("rcp.rn.f64 %0, %1;" : "=d"(r) : "d"(a)); return r; }
 

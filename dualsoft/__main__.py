@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualsoft import __version__, isa
-from dualsoft.registry import backends
+from dualsoft.registry import backends, require
 from dualsoft.selftest import Check, device_dtypes, run_checks
 from dualsoft.softmax import softmax
 from dualsoft.speed import timings
@@ -80,10 +80,9 @@ def _installed() -> bool:
 def _checks(names: list[str], has_cuda: bool) -> list[Check]:
     checks = list(run_checks(names))
     if has_cuda:
-        import cupy  # it is what the backend found
-
+        asarray = require("cuda").module().asarray
         print("\nself-test of cuda: the first time compiles all kernels, for some minutes", flush=True)
-        checks.extend(run_checks(["cuda"], cupy.asarray, device_dtypes(cupy.asarray)))
+        checks.extend(run_checks(["cuda"], asarray, device_dtypes(asarray)))
     return checks
 
 

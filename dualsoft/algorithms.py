@@ -1,8 +1,8 @@
 """The textbook ways to compute a softmax and an attention, for comparison: plain array code that does what it says.
 
-They work on NumPy and CuPy arrays alike, need no backend, and do not guard against what their method does not guard
-against. ``passes`` is how often each goes over the vector, ``accesses_per_element`` how many loads and stores a fused
-implementation of it makes per element.
+They do not guard against what their method does not guard against. ``passes`` is how often each goes over the vector,
+``accesses_per_element`` how many loads and stores a fused implementation of it makes per element. The text below is for
+NumPy arrays and needs no backend; a CuPy array is taken by one such kernel, whose every pass goes over memory.
 
 =================  ======  ====================  =============
 method             passes  accesses per element  can overflow
@@ -20,9 +20,10 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from dualsoft.arrays import module_of
+from dualsoft.arrays import Array, is_cupy
 from dualsoft.attention_algorithms import AttentionAlgorithm, chunked_attention, standard_attention
-from dualsoft.problem import algorithm_input
+from dualsoft.problem import algorithm_input, textbook_problem
+from dualsoft.registry import run
 
 __all__ = [
     "Algorithm",
@@ -55,6 +56,13 @@ def _costs(passes: int, accesses_per_element: int) -> Callable[[Callable[..., An
     return attach
 
 
+def _on_device(x: Array, axis: int, result: np.dtype[Any], method: str) -> Array:
+    problem = textbook_problem(x, axis, result, method)
+    if problem.out.size:
+        run(problem)
+    return problem.out
+
+
 @_costs(passes=2, accesses_per_element=3)
 def naive_softmax(x: Any, axis: int = -1) -> Any:
     """Compute ``exp(x) / sum exp(x)`` as it is written: exp overflows float32 past 88.7, which gives NaN.
@@ -62,7 +70,7 @@ def naive_softmax(x: Any, axis: int = -1) -> Any:
     Parameters
     ----------
     x : array_like
-        Real. Half types are computed in float32, integers in float64.
+        NumPy or CuPy; real. Half types are computed in float32, integers in float64.
     axis : int, optional
         The axis that sums to 1.
 
@@ -84,9 +92,10 @@ def naive_softmax(x: Any, axis: int = -1) -> Any:
     [0.0, nan]
     """
     array, along, sums, result = algorithm_input(x, axis)
-    xp = module_of(array)
+    if is_cupy(array):
+        return _on_device(array, along, result, "naive")
     with np.errstate(all="ignore"):
-        e = xp.exp(array.astype(sums))
+        e = np.exp(array.astype(sums))
         return (e / e.sum(axis=along, keepdims=True)).astype(result)
 
 
@@ -97,7 +106,7 @@ def safe_softmax(x: Any, axis: int = -1) -> Any:
     Parameters
     ----------
     x : array_like
-        Real. Half types are computed in float32, integers in float64.
+        NumPy or CuPy; real. Half types are computed in float32, integers in float64.
     axis : int, optional
         The axis that sums to 1.
 
@@ -118,11 +127,12 @@ def safe_softmax(x: Any, axis: int = -1) -> Any:
     [0.0, 1.0]
     """
     array, along, sums, result = algorithm_input(x, axis)
-    xp = module_of(array)
+    if is_cupy(array):
+        return _on_device(array, along, result, "safe")
     with np.errstate(all="ignore"):
         values = array.astype(sums)
-        m = values.max(axis=along, keepdims=True, initial=-np.inf)
-        e = xp.exp(values - m)
+        m = np.max(values, axis=along, keepdims=True, initial=-np.inf)
+        e = np.exp(values - m)
         return (e / e.sum(axis=along, keepdims=True)).astype(result)
 
 
@@ -135,7 +145,7 @@ def online_softmax(x: Any, axis: int = -1) -> Any:
     Parameters
     ----------
     x : array_like
-        Real. Half types are computed in float32, integers in float64.
+        NumPy or CuPy; real. Half types are computed in float32, integers in float64.
     axis : int, optional
         The axis that sums to 1.
 
@@ -160,16 +170,17 @@ def online_softmax(x: Any, axis: int = -1) -> Any:
     [0.2321, 0.0854, 0.6308, 0.0518]
     """
     array, along, sums, result = algorithm_input(x, axis)
-    xp = module_of(array)
+    if is_cupy(array):
+        return _on_device(array, along, result, "online")
     with np.errstate(all="ignore"):
-        values = xp.moveaxis(array, along, 0)
-        m = xp.full(values.shape[1:], -np.inf, sums)
-        d = xp.zeros(values.shape[1:], sums)
+        values = np.moveaxis(array, along, 0)
+        m = np.full(values.shape[1:], -np.inf, sums)
+        d = np.zeros(values.shape[1:], sums)
         for element in values:
             now = element.astype(sums)
-            higher = xp.maximum(m, now)
+            higher = np.maximum(m, now)
             # While all that was read is -inf, 0 stands in for the maximum: -inf - -inf would be NaN.
-            shift = xp.where(xp.isneginf(higher), sums.type(0), higher)
-            d = d * xp.exp(m - shift) + xp.exp(now - shift)
+            shift = np.where(np.isneginf(higher), sums.type(0), higher)
+            d = d * np.exp(m - shift) + np.exp(now - shift)
             m = higher
-        return xp.moveaxis((xp.exp(values.astype(sums) - m) / d).astype(result), 0, along)
+        return np.moveaxis((np.exp(values.astype(sums) - m) / d).astype(result), 0, along)

@@ -56,6 +56,11 @@ def on_device_of(array: Array) -> AbstractContextManager[Any]:
     return device
 
 
+def device_of(array: Array) -> int | None:
+    """Return the number of the device that holds ``array``, None for a NumPy array."""
+    return int(array.device.id) if is_cupy(array) else None
+
+
 def as_array(value: object, name: str) -> Array:
     """Return argument ``name`` as a plain NumPy array or, unchanged, as a CuPy array.
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from dualsoft.arguments import real, result_dtype
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
+from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d
 from dualsoft.attention_arguments import sinks_of
 from dualsoft.dtypes import FLOAT64, DType, find_format
 from dualsoft.frozen import Frozen, locked
 from dualsoft.pair import same_values
-from dualsoft.registry import require
+from dualsoft.placement import to_device
 from dualsoft.triple import canonical, divided, merge_triples, pack_triple, unpack_triple, with_sinks
 
 _FLOAT32 = np.dtype(np.float32)
@@ -181,11 +181,12 @@ class AttentionState(Frozen):
         return out, lse if wide else lse.astype(_FLOAT32)
 
     def to(self, device: str) -> "AttentionState":
-        """Return the state on another device.
+        """Return the state with NumPy arrays, for which the host waits, or with CuPy arrays on the current device.
 
         Parameters
         ----------
         device : {"cpu", "cuda"}
+            Where it is already, it stays as it is.
 
         Raises
         ------
@@ -200,14 +201,8 @@ class AttentionState(Frozen):
         >>> dualsoft.AttentionState([[6.0]], [0.0], [2.0]).to("cpu").out.item()
         6.0
         """
-        if device == "cpu":
-            return _state_from(*(to_host(part) for part in self._parts())) if is_cupy(self._m) else self
-        if device != "cuda":
-            raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
-        require("cuda")
-        import cupy  # the caller asked for it, and the CUDA backend is usable
-
-        return _state_from(*(cupy.asarray(part) for part in self._parts()))
+        parts = [to_device(part, device) for part in self._parts()]
+        return self if parts[0] is self._out else _state_from(*parts)
 
     def pack(self) -> Array:
         """Return the state as one contiguous float64 array, for sending or storing.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dualsoft.arrays import Array, is_cupy, module_of, to_host
+from dualsoft.arrays import Array, is_cupy, module_of, on_device_of, to_host
 from dualsoft.dtypes import FLOAT64
 
 PACK_VERSION = 1
@@ -25,19 +25,20 @@ class Pair(NamedTuple):
 def canonical(m: Array, rest: Array) -> tuple[Array, Array]:
     """Give each row its one form: NaN in d only, (-inf, 0) where d·exp(m) is 0, (inf, inf) where it is inf."""
     xp = module_of(m)
-    rest = xp.where(xp.isnan(m), xp.nan, rest)
-    is_nan = xp.isnan(rest)
-    m = xp.where(xp.isnan(m), -np.inf, m)
-    empty = ~is_nan & ((rest == -1) | xp.isneginf(m))
-    infinite = ~is_nan & ~empty & (xp.isposinf(m) | xp.isposinf(rest))
-    m = xp.where(infinite, np.inf, xp.where(empty, -np.inf, m))
-    return m, xp.where(infinite, np.inf, xp.where(empty, -1.0, rest))
+    with on_device_of(m):
+        rest = xp.where(xp.isnan(m), xp.nan, rest)
+        is_nan = xp.isnan(rest)
+        m = xp.where(xp.isnan(m), -np.inf, m)
+        empty = ~is_nan & ((rest == -1) | xp.isneginf(m))
+        infinite = ~is_nan & ~empty & (xp.isposinf(m) | xp.isposinf(rest))
+        m = xp.where(infinite, np.inf, xp.where(empty, -np.inf, m))
+        return m, xp.where(infinite, np.inf, xp.where(empty, -1.0, rest))
 
 
 def merge_pairs(m_a: Array, rest_a: Array, m_b: Array, rest_b: Array) -> tuple[Array, Array]:
     """Return the pair of the union. Swapping the sides changes no bit."""
     xp = module_of(m_a)
-    with np.errstate(all="ignore"):
+    with on_device_of(m_a), np.errstate(all="ignore"):
         a_higher, b_higher = m_a > m_b, m_b > m_a
         # The side with the higher maximum keeps its rest; a tie, of infinities too, adds the 1 that one side loses.
         gap = xp.where(a_higher, m_b - m_a, m_a - m_b)
@@ -45,25 +46,27 @@ def merge_pairs(m_a: Array, rest_a: Array, m_b: Array, rest_b: Array) -> tuple[A
         higher = xp.where(a_higher, rest_a, rest_b)
         unequal = higher + (1 + lower) * xp.exp(gap)
         rest = xp.where(a_higher | b_higher, unequal, (rest_a + rest_b) + 1)
-    return xp.maximum(m_a, m_b), rest
+        return xp.maximum(m_a, m_b), rest
 
 
 def log_of(m: Array, rest: Array) -> Array:
     """Return log(d·exp(m))."""
-    with np.errstate(all="ignore"):
+    with on_device_of(m), np.errstate(all="ignore"):
         return m + module_of(m).log1p(rest)
 
 
 def same_values(first: Array, second: Array) -> bool:
     """Return whether two arrays of one shape hold the same values, NaN being the same as NaN."""
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    with on_device_of(first):
+        return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def pack_pair(m: Array, rest: Array) -> Array:
     """Return ``[format version, ndim, *shape, *m, *rest]``."""
     xp = module_of(m)
-    head = xp.asarray([PACK_VERSION, m.ndim, *m.shape], dtype=FLOAT64)
-    return xp.concatenate([head, m.ravel(), rest.ravel()])
+    with on_device_of(m):
+        head = xp.asarray([PACK_VERSION, m.ndim, *m.shape], dtype=FLOAT64)
+        return xp.concatenate([head, m.ravel(), rest.ravel()])
 
 
 def unpack_pair(packed: Array) -> tuple[Array, Array]:
@@ -79,8 +82,9 @@ def unpack_pair(packed: Array) -> tuple[Array, Array]:
     if packed.dtype != FLOAT64:
         raise TypeError(f"array must be float64, got dtype {packed.dtype}")
     shape = _packed_shape(packed)
-    m, rest = packed[2 + len(shape) :].reshape(2, *shape).copy()
-    m, rest = module_of(packed).asarray(m), module_of(packed).asarray(rest)
+    with on_device_of(packed):
+        m, rest = packed[2 + len(shape) :].reshape(2, *shape).copy()
+        m, rest = module_of(packed).asarray(m), module_of(packed).asarray(rest)
     if not is_cupy(packed) and (rest < -1).any():
         raise ValueError(f"array is not a packed state: it holds the negative d {1 + rest[rest < -1].min()}")
     return canonical(m, rest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dualsoft import arguments
 from dualsoft.arguments import format_of
-from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind, to_host
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.dtypes import COMPLEX, FLOAT64, PLAIN_FORMATS, Format, find_format, joint
 from dualsoft.gradient_problem import GradientProblem
@@ -103,12 +103,25 @@ class CumulativeProblem(NamedTuple):
     initial: bool
 
 
+class TextbookProblem(NamedTuple):
+    """The softmax of device arrays along one axis, by the passes of ``method``: "naive", "safe" or "online"."""
+
+    x: Array
+    out: Array
+    axes: tuple[int, ...]
+    mask: int
+    x_code: int
+    out_code: int
+    method: str
+
+
 Problem = (
     SoftmaxProblem
     | LogSumExpProblem
     | StateProblem
     | NormalizeProblem
     | CumulativeProblem
+    | TextbookProblem
     | AttentionProblem
     | LossProblem
     | LinearProblem
@@ -276,13 +289,13 @@ def identity_shape(shape: object) -> tuple[int, ...]:
     return arguments.shape_of(shape)
 
 
-def vector(x: object) -> Array:
-    """Judge the argument of ``trace``: one row of numbers, as float64."""
+def vector(x: object) -> np.ndarray[Any, Any]:
+    """Judge the argument of ``trace``: one row of numbers, as float64 on the host."""
     array = as_array(x, "x")
-    known = format_of(array, "x")
+    format_of(array, "x")
     if array.ndim != 1:
         raise ValueError(f"x must have one dimension, got the shape {array.shape}")
-    return array.astype(FLOAT64) if known.code != 1 else array
+    return to_host(array).astype(FLOAT64)
 
 
 def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any], np.dtype[Any]]:
@@ -292,6 +305,12 @@ def algorithm_input(x: object, axis: object) -> tuple[Array, int, np.dtype[Any],
     along = arguments.one_axis(axis, array.ndim)
     sums = known.result if known.result.itemsize >= 4 else np.dtype(np.float32)
     return array, along, sums, known.result
+
+
+def textbook_problem(x: Array, axis: int, result: np.dtype[Any], method: str) -> TextbookProblem:
+    """Return the problem of a textbook algorithm on a device array, whose arguments are judged already."""
+    target = arguments.result_array(None, x.shape, result, x, ())
+    return TextbookProblem(x, target, (axis,), 1 << axis, format_of(x, "x").code, _code(target), method)
 
 
 def _code(array: Array) -> int:

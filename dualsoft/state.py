@@ -6,12 +6,22 @@ from typing import Any
 import numpy as np
 
 from dualsoft.arguments import real
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d, to_host
+from dualsoft.arrays import (
+    Array,
+    as_array,
+    device_of,
+    is_cupy,
+    module_of,
+    on_device_of,
+    same_kind,
+    scalar_if_0d,
+)
 from dualsoft.dtypes import FLOAT64
 from dualsoft.frozen import Frozen, locked
 from dualsoft.pair import Pair, canonical, log_of, merge_pairs, pack_pair, same_values, unpack_pair
+from dualsoft.placement import to_device
 from dualsoft.problem import identity_shape, normalize_problem, state_problem
-from dualsoft.registry import require, run
+from dualsoft.registry import run
 
 
 class SoftmaxState(Frozen):
@@ -38,7 +48,8 @@ class SoftmaxState(Frozen):
     -----
     Kept inside are ``m`` and ``rest = d - 1``: the ``rest`` of a state made by ``softmax_state`` keeps what would be
     lost in a ``d`` near 1. Rows have one form each: an empty one is (-inf, 0), one with +inf is (inf, inf), and NaN is
-    in ``d`` only. M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
+    in ``d`` only. One with 0 < d < 1/2, whose ``rest`` would lose digits, is kept as the same sum (m + ln d, 1).
+    M. Milakov and N. Gimelshein, *Online normalizer calculation for softmax*, 2018 (arXiv 1805.02867).
 
     Examples
     --------
@@ -65,11 +76,15 @@ class SoftmaxState(Frozen):
             shape = np.broadcast_shapes(m_array.shape, d_array.shape)
         except ValueError:
             raise ValueError(f"m and d must broadcast, got the shapes {m_array.shape} and {d_array.shape}") from None
-        m_array = xp.broadcast_to(m_array, shape).astype(FLOAT64)
-        d_array = xp.broadcast_to(d_array, shape).astype(FLOAT64)
-        if not is_cupy(m_array) and (d_array < 0).any():
-            raise ValueError(f"d must be at least 0 (or NaN), got {d_array.min()}")
-        _freeze(self, *canonical(m_array, d_array - 1))
+        with on_device_of(m_array):
+            m_array = xp.broadcast_to(m_array, shape).astype(FLOAT64)
+            d_array = xp.broadcast_to(d_array, shape).astype(FLOAT64)
+            if not is_cupy(m_array) and (d_array < 0).any():
+                raise ValueError(f"d must be at least 0 (or NaN), got {d_array.min()}")
+            # d - 1 would lose a small d: such a state is that of one element, m + log d.
+            is_small = (d_array > 0) & (d_array < 0.5)
+            m_array = xp.where(is_small, m_array + xp.log(xp.where(is_small, d_array, 1.0)), m_array)
+            _freeze(self, *canonical(m_array, xp.where(is_small, 0.0, d_array - 1)))
 
     @classmethod
     def identity(cls, shape: int | tuple[int, ...], like: Any = None) -> "SoftmaxState":
@@ -80,7 +95,7 @@ class SoftmaxState(Frozen):
         shape : int or tuple of ints
             The reduced shape.
         like : ndarray, optional
-            An array of the wanted kind; NumPy's by default.
+            An array of the wanted kind, on the wanted device; NumPy's by default.
 
         Returns
         -------
@@ -97,9 +112,10 @@ class SoftmaxState(Frozen):
         >>> dualsoft.SoftmaxState.identity(2).lse.tolist()
         [-inf, -inf]
         """
-        xp = np if like is None else module_of(as_array(like, "like"))
-        lengths = identity_shape(shape)
-        return _state_from(xp.full(lengths, -np.inf, FLOAT64), xp.full(lengths, -1.0, FLOAT64))
+        beside = None if like is None else as_array(like, "like")
+        lengths, xp = identity_shape(shape), module_of(beside)
+        with on_device_of(beside):
+            return _state_from(xp.full(lengths, -np.inf, FLOAT64), xp.full(lengths, -1.0, FLOAT64))
 
     @property
     def m(self) -> Any:
@@ -109,7 +125,8 @@ class SoftmaxState(Frozen):
     @property
     def d(self) -> Any:
         """The normaliser, the sum of exp(x - m), float64."""
-        return scalar_if_0d(1 + self._rest)
+        with on_device_of(self._rest):
+            return scalar_if_0d(1 + self._rest)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -200,11 +217,12 @@ class SoftmaxState(Frozen):
         return out
 
     def to(self, device: str) -> "SoftmaxState":
-        """Return the state on another device.
+        """Return the state with NumPy arrays, for which the host waits, or with CuPy arrays on the current device.
 
         Parameters
         ----------
         device : {"cpu", "cuda"}
+            Where it is already, it stays as it is.
 
         Raises
         ------
@@ -219,14 +237,8 @@ class SoftmaxState(Frozen):
         >>> dualsoft.softmax_state([1.0]).to("cpu").m.item()
         1.0
         """
-        if device == "cpu":
-            return _state_from(to_host(self._m), to_host(self._rest)) if is_cupy(self._m) else self
-        if device != "cuda":
-            raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
-        require("cuda")
-        import cupy  # the caller asked for it, and the CUDA backend is usable
-
-        return _state_from(cupy.asarray(self._m), cupy.asarray(self._rest))
+        m = to_device(self._m, device)
+        return self if m is self._m else _state_from(m, to_device(self._rest, device))
 
     def pack(self) -> Array:
         """Return the state as one contiguous float64 array, for sending or storing.
@@ -279,7 +291,7 @@ class SoftmaxState(Frozen):
             return NotImplemented
         return (
             self.shape == other.shape
-            and is_cupy(self._m) == is_cupy(other._m)
+            and device_of(self._m) == device_of(other._m)
             and same_values(self._m, other._m)
             and same_values(self._rest, other._rest)
         )

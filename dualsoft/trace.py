@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from dualsoft.arrays import to_host
 from dualsoft.problem import vector
 from dualsoft.state import SoftmaxState
 
@@ -62,7 +61,7 @@ def trace(x: Any) -> Trace:
     Parameters
     ----------
     x : array_like
-        One dimension; real.
+        One dimension; real. The host waits for a CuPy array.
 
     Returns
     -------
@@ -94,7 +93,7 @@ def trace(x: Any) -> Trace:
     """
     state = SoftmaxState.identity(())
     rows = [TraceRow(None, float(state.m), float(state.d))]
-    for element in to_host(vector(x)).tolist():
+    for element in vector(x).tolist():
         state = state | SoftmaxState(element, float("nan") if element != element else float(element > float("-inf")))
         rows.append(TraceRow(element, float(state.m), float(state.d)))
     return Trace(rows)

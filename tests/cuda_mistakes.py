@@ -219,13 +219,13 @@ SOFTMAX = {
 ELSEWHERE = {
     "2^x for e^x": Mutation("exp2_approximate(mul(x, 0x1.715476p+0f))", "exp2_approximate(x)", ("f16",)),
     "float32's exponential forgets NaN": Mutation(
-        "mul(mul(p, power), 0x1p-64f);\n    return is_nan(x) ? x : result;",
-        "mul(mul(p, power), 0x1p-64f);\n    return result;",
+        "mul(mul(e.p, near), 0x1p-64f);\n    return is_nan(x) ? x : result;",
+        "mul(mul(e.p, near), 0x1p-64f);\n    return result;",
         ("special",),
     ),
     "float64's exponential forgets NaN": Mutation(
-        "p * power * 0x1p-512;\n    return is_nan(x) ? x : result;",
-        "p * power * 0x1p-512;\n    return result;",
+        "e.p * near * 0x1p-512;\n    return is_nan(x) ? x : result;",
+        "e.p * near * 0x1p-512;\n    return result;",
         ("special f64",),
     ),
     "float32's exponential loses the low part of ln 2": Mutation(

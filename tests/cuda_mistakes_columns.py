@@ -140,8 +140,8 @@ MUTATIONS = {
         "const i64 begin = part * by.part;", "const i64 begin = part * (by.part - 1);", ("parts lse",)
     ),
     "pairs of parts change places": Mutation(
-        "pairs + 3 * (row * parts + part)",
-        "pairs + 3 * (part * parts + row)",
+        "pairs, row * parts + part",
+        "pairs, part * parts + row",
         ("parts lse",),
         (WRONG, "uninitialised", "unwritten output", "cross-block race", *OUTSIDE),
     ),

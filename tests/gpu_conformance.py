@@ -144,7 +144,7 @@ def _of(kernel: str, result: Any, *operands: Array, number: str | None = None, u
 
 def _arithmetic() -> Iterator[Probe]:
     for dtype, name in ((np.float32, "f32"), (np.float64, "f64")):
-        for operation in ("add", "sub", "mul", "larger"):
+        for operation in ("add", "sub", "mul", "larger", "divide"):
             yield _of(f"{operation}_{name}", dtype, *pairs(dtype))
         yield _of(f"fused_{name}", dtype, *triples(dtype))
         yield _of(f"reciprocal_{name}", dtype, np.concatenate([special(dtype), numbers(dtype, 500, 13)]))
@@ -173,6 +173,10 @@ def _conversions() -> Iterator[Probe]:
 def _elementary() -> Iterator[Probe]:
     yield _of("exponential_f32", np.float32, exponents(np.float32))
     yield _of("exponential_f64", np.float64, exponents(np.float64))
+    for dtype, name in ((np.float32, "f32"), (np.float64, "f64")):
+        most = np.log(float(np.finfo(dtype).max))
+        high = np.concatenate([exponents(dtype), np.linspace(30, most + 2, 200, dtype=dtype), [np.inf, 1e30]])
+        yield _of(f"exponential_above_{name}", dtype, high.astype(dtype))
     # Above the results that the approximate instruction may flush.
     rough = np.concatenate([np.linspace(-87, 40, 300), [0.0, -0.0, np.nan, -np.inf, -200.0]]).astype(np.float32)
     yield _of("exponential_rough_f32", np.float32, rough, ulps=2)
@@ -203,6 +207,8 @@ def _exchanges() -> Iterator[Probe]:
     for name, (operand, result, width) in lanes.items():
         dtype = np.dtype(result)
         yield Probe(f"from_lane_{name}", (operand,), dtype, 160 * width, dtype.name, threads=32, takes_size=False)
+    for name, size in (("lane_before_f64", 160), ("last_lane_f64", 32)):
+        yield Probe(name, (reals[:32],), reals.dtype, size, "float64", threads=32, takes_size=False)
     # Warps of nothing, of one lane that says yes, of several and of all.
     votes = np.zeros((8, 32), np.int32)
     votes[[1, 2, 3, 4], [0, 31, 15, 16]] = 1, -1, 1 << 30, -(1 << 31)

@@ -22,6 +22,7 @@ MADE_UP_MILLISECONDS = 1.0
 ROUNDINGS = 16 * dualsoft.accuracy.unit_roundoff("float64")
 """What a rate and a time from it, some ten operations in float64, may be off by."""
 OPERATIONS = ("softmax", "log_softmax", "logsumexp")
+"""Those that cupyx has as well."""
 
 
 class Event:
@@ -306,7 +307,7 @@ def test_options_of_the_backends() -> None:
     assert plain.backend == "cpu"
     assert plain.peers == module("bench.options").PEERS
     on_card = options()
-    assert on_card.operations == OPERATIONS
+    assert on_card.operations == (*OPERATIONS, "cumulative_logsumexp")
     assert on_card.peers == ("cupyx", "torch")
 
 
@@ -319,10 +320,25 @@ def test_default_files_lie_in_a_folder_of_the_card(tmp_path: Path) -> None:
 
 
 @SKIP
-def test_shapes_are_rows(device: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ("--shapes", "4x8:0", "--repeat", "1", "--peers", "--json", str(tmp_path / "saved.json"))
+def test_shapes_are_rows_or_columns(device: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ("--shapes", "4x8x2", "--repeat", "1", "--peers", "--json", str(tmp_path / "saved.json"))
     assert run(device, "softmax", *wrong) == 1
-    assert "cases on a card are rows" in capsys.readouterr().err
+    assert "cases on a card are rows or columns" in capsys.readouterr().err
+
+
+@SKIP
+def test_columns_and_running_sums(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the first axis as well, against torch where it is; a wrong column is seen."""
+    saved = tmp_path / "saved.json"
+    peers = ("torch",) if module("importlib.util").find_spec("torch") is not None else ()
+    names = (*OPERATIONS, "cumulative_logsumexp")
+    common = ("--shapes", "70x9:0", "5x300", "--dtypes", "float32", "--repeat", "1", "--json", str(saved))
+    assert run(device, *names, *common, "--peers", *peers) == 0
+    for row in json.loads(saved.read_text())["rows"]:
+        assert all(row["results"][name]["times"] for name in ("dualsoft", *peers)), row
+    softmax = dualsoft.softmax
+    monkeypatch.setattr(dualsoft, "softmax", lambda x, axis, out: softmax(x, 1 - axis, out=out))
+    assert run(device, "softmax", *common, "--peers") == 1
 
 
 def test_the_emulator_is_not_part_of_the_benchmark() -> None:

@@ -39,8 +39,10 @@ ONLY_ON_NUMPY = {
 ONLY_NUMPY_TAKES = {
     ("cuda_layout.py", "sort"): "of a list",
     ("attention_problem.py", "max"): "of lengths on the host",
-    ("algorithms.py", "max"): "CuPy's max has no initial=: the textbook algorithms do not run on its arrays yet",
-    ("attention_algorithms.py", "max"): "the same",
+    (
+        "attention_algorithms.py",
+        "max",
+    ): "CuPy's max has no initial=: the textbook attentions do not run on its arrays yet",
 }
 """(file, method) whose arguments CuPy's method of this name does not take, and why that is."""
 

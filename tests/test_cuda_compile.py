@@ -37,6 +37,7 @@ REGISTERS = {
     "cumulative_rows": 128,
     "attention": 255,
     "attention_merge": 128,
+    "textbook_rows": 96,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
@@ -45,10 +46,7 @@ that reduces has up to 8 columns, and 128 bytes on their way: the 8 warps of one
 _ADDRESS = "an address waits outside of the loops, which leaves room for 16 warps instead of 8"
 _OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
-    ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (
-        8,
-        "an address waits outside of the loops, for 16 warps and not 8",
-    ),
+    ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (8, _ADDRESS),
     **{
         (f"attention[x={x}, c=f32, options=1, few=0]", architecture): (8, _OPTIONS)
         for x in ("f16", "bf16", "f32", "anything")
@@ -63,6 +61,7 @@ SUBROUTINES = {
     "rcp_rn_f32_slowpath": "reciprocals of subnormal numbers and the like",
     "dblrcp_rn_slowpath": "reciprocals in float64, the same",
     "div_rn_f64_full": "quotients in float64, the same",
+    "div_rn_noftz_f32": "quotients in float32, the same",
     "offset_along_axes": "the place of a row or element along several axes",
     "offset_along_batch": "the place of a sequence along several axes of a batch",
     "uncommon_number": "elements whose dtype is known at run time only",

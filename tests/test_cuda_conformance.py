@@ -129,6 +129,11 @@ def exchanged(x: Array, width: int = 1) -> Array:
     return np.stack([lanes[np.arange(32) ^ (1 << k)] for k in range(5)]).ravel()
 
 
+def lane_before(x: Array) -> Array:
+    lanes = np.arange(32)
+    return np.stack([x[np.where(lanes < 1 << k, lanes, lanes - (1 << k))] for k in range(5)]).ravel()
+
+
 def any_lane(x: Array) -> Array:
     return np.repeat((x.reshape(-1, 32) != 0).any(1), 32).astype(np.int32)
 
@@ -139,7 +144,8 @@ def as_f16(x: Array) -> Array:
 
 EXACT: dict[str, Callable[..., Array]] = {
     **{f"{name}_{bits}": f for name, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply),
-       ("larger", larger), ("fused", fused), ("reciprocal", np.reciprocal)) for bits in ("f32", "f64")},
+       ("larger", larger), ("divide", np.divide), ("fused", fused), ("reciprocal", np.reciprocal))
+       for bits in ("f32", "f64")},
     "widen_f32": lambda x: x.astype(np.float64),
     "narrow_f64": lambda x: x.astype(np.float32),
     "narrow_to_zero_f64": to_zero,
@@ -154,6 +160,8 @@ EXACT: dict[str, Callable[..., Array]] = {
     **{f"move_words_{size}": lambda x: x for size in (1, 2, 4, 8, 16)},
     **{f"from_lane_{name}": exchanged for name in ("i32", "f32", "f64")},
     "from_lane_twofold": lambda x: exchanged(x, 2),
+    "lane_before_f64": lane_before,
+    "last_lane_f64": lambda x: np.full(32, x[31]),
     "any_lane": any_lane,
     **{f"reduce_maximum_f32_{size}": lambda x, size=size: grouped_maximum(x, size) for size in (8, 32, 128, 512)},
 }  # fmt: skip
@@ -187,6 +195,8 @@ APPROXIMATE: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "exponential_rough_f32": (mpmath.exp, 3, 1.5),
     "exponential_f32": (mpmath.exp, 1, 0),
     "exponential_f64": (mpmath.exp, 1, 0),
+    "exponential_above_f32": (mpmath.exp, 1, 0),
+    "exponential_above_f64": (mpmath.exp, 1, 0),
     "log1p_of_f64": (lambda x: mpmath.log1p(x) if x > -1 else mpmath.mpf("-inf"), 1, 0),
 }
 

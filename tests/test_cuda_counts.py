@@ -105,6 +105,24 @@ def test_softmax_in_parts_reads_twice_and_writes_once(key: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize(
+    ("function", "accesses"),
+    [(ds.algorithms.naive_softmax, 3), (ds.algorithms.safe_softmax, 4), (ds.algorithms.online_softmax, 3)],
+)
+def test_the_textbook_algorithms_access_each_element_as_often_as_they_say(
+    function: Any, accesses: int, key: str
+) -> None:
+    x = batch(key, 1280)
+    rows = counted(lambda: function(x))
+    in_memory = [row for row in rows if row.space == "global"]
+    assert wasteful(in_memory) == []
+    found = units(in_memory)
+    assert function.accesses_per_element == accesses
+    assert found["global", "load"] == (accesses - 1) * x.nbytes // SECTOR
+    assert found["global", "store"] == x.nbytes // SECTOR
+
+
+@pytest.mark.parametrize("key", DTYPES)
 def test_accesses_are_of_16_bytes(key: str) -> None:
     x = batch(key, 1024)
     sizes = {(row.operation, row.bytes) for row in counted(lambda: ds.softmax(x, -1)) if row.space == "global"}

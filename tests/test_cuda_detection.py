@@ -15,7 +15,14 @@ from process import run_code
 import dualsoft as ds
 from dualsoft.backends import cuda, nvrtc
 from dualsoft.dtypes import BF16, F16, F32, F64
-from dualsoft.problem import NormalizeProblem, StateProblem, cumulative_problem, logsumexp_problem, softmax_problem
+from dualsoft.problem import (
+    NormalizeProblem,
+    StateProblem,
+    cumulative_problem,
+    logsumexp_problem,
+    softmax_problem,
+    textbook_problem,
+)
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -274,6 +281,7 @@ def problems_of(x: Any, where: Any, code: int) -> list[Any]:
         logsumexp_problem(x, -1, None, False, False, where, None, None, None),
         logsumexp_problem(x, -1, x, False, False, where, None, None, None),
         cumulative_problem(x, -1, False, None, None),
+        textbook_problem(x, 1, x.dtype, "online"),
         StateProblem(x, m, m, (1,), 2, None, where, code),
         NormalizeProblem(x, x, (1,), 2, None, where, code, code, m, m),
     ]

@@ -49,9 +49,10 @@ LAYERS = (
         "losses",
         "linear_loss",
     },
+    {"placement"},
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
+    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative", "backends.cuda_algorithms"},
     {
         "backends.reference_complex",
         "backends.reference_gradients",
@@ -88,13 +89,7 @@ WITHIN_A_LAYER = {
     ("attention_gradients", "attention"),
 }
 # What a module imports when the user asks for exactly that, never on the way to anything else.
-ON_REQUEST = {
-    "backends.cuda": {"cupy"},
-    "__main__": {"cupy"},
-    "state": {"cupy"},
-    "attention_state": {"cupy"},
-    "speed": {"scipy"},
-}
+ON_REQUEST = {"backends.cuda": {"cupy"}, "attention_state": {"cupy"}, "speed": {"scipy"}}
 
 
 def module(path: Path) -> str:

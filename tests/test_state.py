@@ -188,6 +188,15 @@ def test_pair_by_hand(backend: str) -> None:
     agree(left | right, np.array([2, 1, 3, 0.5]))
 
 
+@pytest.mark.parametrize("d", [0.4, 1e-3, 1e-20, 1e-300])
+def test_a_small_d_is_not_lost(d: float) -> None:
+    """Next to the 1 that ``rest`` leaves out it would be, and from 1e-16 on the state would be an empty one."""
+    state = State(np.array([700.0, -3.0]), np.array(d))
+    for got, m in zip(state.lse, (700.0, -3.0), strict=True):
+        np.testing.assert_allclose(got, m + math.log(d), rtol=4 * ds.accuracy.unit_roundoff("float64"))
+    assert (state | State.identity((2,))) == state
+
+
 def test_equality_and_repr() -> None:
     a, b = (ds.softmax_state(np.array([2.0, 1.0, last]), 0) for last in (3.0, 4.0))
     assert a == ds.softmax_state(np.array([3.0, 2.0, 1.0]), 0)

@@ -8,6 +8,8 @@ import numpy as np
 import oracle
 import pytest
 from cases import DTYPES, normal
+from conftest import DEVICES
+from devices import get, put
 from test_errors import Foreign
 from tolerance import attention_mismatch, mismatch
 
@@ -74,17 +76,41 @@ def test_counts(name: str) -> None:
     assert name in f.__name__
 
 
+@pytest.mark.parametrize("backend", ["reference", *DEVICES])  # the first for NumPy's arrays, which need none
 @pytest.mark.parametrize("key", DTYPES)
 @pytest.mark.parametrize("name", COUNTS)
-def test_values(name: str, key: str) -> None:
+def test_values(name: str, key: str, backend: str) -> None:
     """Plain loops have no blocked sums: their error grows with the row, so the bound is taken once per 16 elements."""
-    x = normal(key, 3, 4, 65)
-    for axis in (-1, 0, 1):
+    f = getattr(algorithms, name)
+    for shape, axis in (((3, 4, 65), -1), ((3, 4, 65), 0), ((3, 4, 65), 1), ((2, 2600), -1)):
+        x = normal(key, *shape)
         want = oracle.softmax(x, axis, oracle.wide_type(x.dtype))
         slack = 1 + x.shape[axis] // 16
-        got = getattr(algorithms, name)(x, axis)
-        why = mismatch("softmax", got, want._replace(magnitude=want.magnitude * slack), x.dtype)
-        assert not why, why
+        with ds.use_backend(backend):
+            got = get(f(put(backend, x), axis))
+        why = mismatch(
+            "softmax", got, want._replace(magnitude=want.magnitude * slack), x.dtype, backend.partition("-")[0]
+        )
+        assert not why, f"{shape}, axis {axis}: {why}"
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+@pytest.mark.parametrize("key", ["f32", "f64", "bf16"])
+def test_devices_have_the_special_values_of_the_plain_text(key: str, backend: str) -> None:
+    """Where nothing guards, both overflow alike; views, integers and empty arrays as well."""
+    inf, nan = np.inf, np.nan
+    rows = [[0, 1000, 1], [inf, 1, 2], [-inf] * 3, [nan, 1, 2], [-inf, 1, 2], [-inf, inf, 0], [88.5] * 3, [-1000] * 3]
+    x = np.array(rows, DTYPES[key])
+    given = (x, x[::-1, ::2], x.T, x[:0], x[:, :0], x[0], np.arange(5), np.broadcast_to(x[:, :1], (8, 4)))
+    for name in COUNTS:
+        f: Any = getattr(algorithms, name)
+        for value in given:
+            want = f(value)
+            with ds.use_backend(backend):
+                got = get(f(put(backend, value)))
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+            unit = 4 * ds.accuracy.unit_roundoff(want.dtype)
+            np.testing.assert_allclose(got.astype(float), want.astype(float), unit, unit, err_msg=name)
 
 
 def test_naive_overflows_and_the_others_do_not() -> None:

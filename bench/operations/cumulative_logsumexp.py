@@ -16,6 +16,7 @@ OPERATION = Operation(
         "dualsoft": lambda _, x, axis, out: dualsoft.cumulative_logsumexp(x, axis, out=out),
         "numpy": lambda numpy, x, axis, out: numpy.logaddexp.accumulate(x, axis=axis, out=out),
         "scipy": "SciPy has no such function",
+        "cupyx": "cupyx has no such function",
         "torch": lambda torch, x, axis, out: torch.logcumsumexp(x, axis, out=out),
         "torch.compile": lambda torch, x, axis, out: out.copy_(torch.logcumsumexp(x, axis)),
         "jax": lambda jax, x, axis, out: jax.lax.cumlogsumexp(x, axis=axis % x.ndim),

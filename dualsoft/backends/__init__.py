@@ -1,7 +1,10 @@
 """What answers the problems: a backend is a name, whether it can be used, what it takes, and how it runs."""
 
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Backend(NamedTuple):
@@ -20,6 +23,8 @@ class Backend(NamedTuple):
     """The backend called ``name:variant``; raises ValueError if there is none, RuntimeError if it cannot be used."""
     warmup: Callable[[Iterable[int]], int] | None = None
     """Compiles what calls on arrays of these dtype codes can need, and returns how many kernels that is."""
+    module: Callable[[], ModuleType] = lambda: np
+    """The module whose arrays a usable backend takes."""
 
 
 __all__ = ["Backend"]

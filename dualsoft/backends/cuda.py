@@ -10,12 +10,28 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import (
+    Backend,
+    cuda_algorithms,
+    cuda_attention,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_rows,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
-from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
+from dualsoft.problem import (
+    CumulativeProblem,
+    LogSumExpProblem,
+    NormalizeProblem,
+    SoftmaxProblem,
+    StateProblem,
+    TextbookProblem,
+)
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -43,10 +59,11 @@ _LAUNCHES: dict[type, Table] = {
     StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
+    TextbookProblem: cuda_algorithms.softmax,
     AttentionProblem: cuda_attention.attention,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_algorithms, cuda_attention)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
@@ -164,11 +181,11 @@ def _look() -> tuple[Kernels | None, str | None]:
     return (kernels, None) if reason is None else (None, reason)
 
 
-def _run(problem: Any) -> None:
+def _usable() -> Kernels:
     kernels, reason = _find()
     if kernels is None:
         raise RuntimeError(f"the cuda backend cannot be used: {reason}")
-    kernels.run(problem)
+    return kernels
 
 
 def _accepts(work: Any) -> bool:
@@ -179,17 +196,17 @@ def _accepts(work: Any) -> bool:
     return kernels is None or kernels.accepts(work)
 
 
-def _warmup(codes: Iterable[int]) -> int:
-    kernels, reason = _find()
-    if kernels is None:
-        raise RuntimeError(f"the cuda backend cannot be used: {reason}")
-    return kernels.warmup(codes)
-
-
 def backend_of(name: str, cp: ModuleType) -> Backend:
     """Return a backend over a module that has CuPy's names."""
     kernels = Kernels(cp)
-    return Backend(name, kernels.reason, kernels.accepts, kernels.run, warmup=kernels.warmup)
+    return Backend(name, kernels.reason, kernels.accepts, kernels.run, warmup=kernels.warmup, module=lambda: cp)
 
 
-BACKEND = Backend("cuda", lambda: _find()[1], _accepts, _run, warmup=_warmup)
+BACKEND = Backend(
+    "cuda",
+    lambda: _find()[1],
+    _accepts,
+    lambda problem: _usable().run(problem),
+    warmup=lambda codes: _usable().warmup(codes),
+    module=lambda: _usable().cp,
+)
