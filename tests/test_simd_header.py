@@ -10,7 +10,7 @@ from process import ROOT
 
 from dualsoft import isa
 
-PROGRAMS = ("test_simd", "test_attention")
+PROGRAMS = ("test_simd", "test_attention", "test_gradients")
 # The flags of setup.py that decide results. GCC 12 takes the don't-care operands of its own AVX-512 intrinsics for
 # uninitialized variables; Clang, which does not know one of the two options, says so unless told not to. OpenMP stays
 # off: the sanitizers know nothing of its threads, and the work is cut for several all the same.
@@ -74,7 +74,12 @@ def test_x86_64(program: str, level: str, compiler: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("program", "level", "share"),
-    [("test_simd", "x86_64_v3", "4"), ("test_attention", "x86_64_v3", "4"), ("test_attention", "x86_64_v4_bf16", "8")],
+    [
+        ("test_simd", "x86_64_v3", "4"),
+        ("test_attention", "x86_64_v3", "4"),
+        ("test_attention", "x86_64_v4_bf16", "8"),
+        ("test_gradients", "x86_64_v3", "4"),
+    ],
 )
 def test_sanitizers_find_nothing(program: str, level: str, share: str, tmp_path: Path) -> None:
     """On the level whose code is closest to the others': buffers where v4 has masks, integers where it has scalef.
