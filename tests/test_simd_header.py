@@ -112,3 +112,15 @@ def test_aarch64(program: str, tmp_path: Path) -> None:
         arguments=(EMULATED_SHARE,),
     )
     assert printed.startswith("registers of 16 bytes, fused multiply-add: yes")
+
+
+@pytest.mark.parametrize("header", sorted(path.name for path in (ROOT / "cysrc").glob("*.hpp")))
+def test_headers_stand_alone_on_aarch64(header: str, tmp_path: Path) -> None:
+    """Each includes what it uses; what no test program instantiates is at least read."""
+    if shutil.which(CROSS) is None:
+        pytest.skip(f"{CROSS} is not on PATH (Debian: g++-aarch64-linux-gnu)")
+    alone = tmp_path / "alone.cpp"
+    alone.write_text(f'#include "{header}"\nint main() {{ return 0; }}\n')
+    flags = (*FLAGS, "-Wno-unused-function", "-march=armv8-a", "-fsyntax-only", f"-I{ROOT / 'cysrc'}")
+    done = subprocess.run([CROSS, *flags, str(alone)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
