@@ -7,6 +7,8 @@
 //     GRAD_TIMES       x (w t + b)                     softmax (x its result, t the incoming gradient)
 // and may take the place of x or of t. Sums follow accumulate.hpp: element i belongs to lane i % width.
 #pragma once
+#include <algorithm>
+
 #include "blocks.hpp"
 
 namespace {

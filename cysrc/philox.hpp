@@ -2,6 +2,8 @@
 //
 // Plain products and sums, nothing fused, so that every level rounds alike.
 #pragma once
+#include <algorithm>
+
 #include "elementary.hpp"
 
 namespace {

@@ -10,7 +10,7 @@ from process import ROOT
 
 from dualsoft import isa
 
-PROGRAMS = ("test_simd", "test_attention")
+PROGRAMS = ("test_simd", "test_attention", "test_gradients")
 # The flags of setup.py that decide results. GCC 12 takes the don't-care operands of its own AVX-512 intrinsics for
 # uninitialized variables; Clang, which does not know one of the two options, says so unless told not to. OpenMP stays
 # off: the sanitizers know nothing of its threads, and the work is cut for several all the same.
@@ -74,7 +74,12 @@ def test_x86_64(program: str, level: str, compiler: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("program", "level", "share"),
-    [("test_simd", "x86_64_v3", "4"), ("test_attention", "x86_64_v3", "4"), ("test_attention", "x86_64_v4_bf16", "8")],
+    [
+        ("test_simd", "x86_64_v3", "4"),
+        ("test_attention", "x86_64_v3", "4"),
+        ("test_attention", "x86_64_v4_bf16", "8"),
+        ("test_gradients", "x86_64_v3", "4"),
+    ],
 )
 def test_sanitizers_find_nothing(program: str, level: str, share: str, tmp_path: Path) -> None:
     """On the level whose code is closest to the others': buffers where v4 has masks, integers where it has scalef.
@@ -107,3 +112,15 @@ def test_aarch64(program: str, tmp_path: Path) -> None:
         arguments=(EMULATED_SHARE,),
     )
     assert printed.startswith("registers of 16 bytes, fused multiply-add: yes")
+
+
+@pytest.mark.parametrize("header", sorted(path.name for path in (ROOT / "cysrc").glob("*.hpp")))
+def test_headers_stand_alone_on_aarch64(header: str, tmp_path: Path) -> None:
+    """Each includes what it uses; what no test program instantiates is at least read."""
+    if shutil.which(CROSS) is None:
+        pytest.skip(f"{CROSS} is not on PATH (Debian: g++-aarch64-linux-gnu)")
+    alone = tmp_path / "alone.cpp"
+    alone.write_text(f'#include "{header}"\nint main() {{ return 0; }}\n')
+    flags = (*FLAGS, "-Wno-unused-function", "-march=armv8-a", "-fsyntax-only", f"-I{ROOT / 'cysrc'}")
+    done = subprocess.run([CROSS, *flags, str(alone)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
