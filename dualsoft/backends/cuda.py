@@ -10,11 +10,12 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_gradients, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
 OLDEST = 75
@@ -44,6 +45,7 @@ _LAUNCHES: dict[type, Table] = {
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
     AttentionProblem: cuda_attention.attention,
+    GradientProblem: cuda_gradients.attention_gradients,
 }
 
 _TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
