@@ -24,7 +24,8 @@ DS_DEVICE void add_not_finite(const compute* tile, const compute* weights, int s
 }
 
 // What is multiplied by the weights is finite here: NaN and infinities of keys and queries are in their scores already.
-DS_DEVICE void add_passing(const gradient_block& in, const lines& right, i64 first, i64 last, sums_of_thread& o) {
+DS_DEVICE void add_passing(const gradient_block& in, i64 first, i64 last, sums_of_thread& o) {
+    const lines right = in.g.kind == OF_Q ? in.keys() : in.g.kind == OF_K ? in.queries() : in.grad_out();
     for (i64 j = first; j < last; j += VALUE_KEYS) {
         const compute* const weights = in.weights + (j - first);
         const int steps = int(least(VALUE_KEYS, last - j));
@@ -69,13 +70,12 @@ DS_DEVICE void sum_up(const gradient_block& in) {
     for (int a = 0; a < ROWS_EACH; ++a)
 #pragma unroll
         for (int i = 0; i < VECTORS * VECTOR; ++i) o[a][i] = compute(in.w.of.is_bad ? not_a_number() : 0.0);
-    const lines& right = in.g.kind == OF_V ? in.d : in.b;
     const key_range passing = in.passing();
     if (!in.are_keys) load_rows(in, in.w.first, in.w.last, in.numbers);
     for (i64 first = passing.lo - passing.lo % PASSING; first < passing.hi; first += PASSING) {
         const i64 last = least(passing.hi, first + PASSING);
         weigh_tile(in, first, last);
-        add_passing(in, right, first, last, o);
+        add_passing(in, first, last, o);
     }
     store_gradient(in, o);
 }

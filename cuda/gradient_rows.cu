@@ -6,7 +6,7 @@ namespace ds {
 // sum_e g o, in the order in which a tile sums dp = g v^T: where a row sees one key alone, o is its value and ds is 0 exactly. Where o is 0, g is
 // not asked: rows that see nothing have no gradient.
 DS_DEVICE compute product_of_results(const gradient_block& in, i64 row) {
-    const lines o = lines_of_queries(in.t, in.w.of, in.w.head, AT_OUT, in.t.dim_v), &g = in.c;
+    const lines o = lines_of_queries(in.t, in.w.of, in.w.head, AT_OUT, in.t.dim_v), g = in.grad_out();
     const char *const of_o = o.at(row), *const of_g = g.at(row);
     compute total = compute(0), sum = compute(0);
     for (i64 e = 0; e < o.length; e += AT_ONCE) {
@@ -35,7 +35,7 @@ DS_DEVICE void sum_rows(const gradient_block& in, row_pair* pairs) {
     const key_range keys = in.passing();
     for (i64 j0 = keys.lo - keys.lo % PASSING; j0 < keys.hi; j0 += PASSING) {
         compute s[ROWS_EACH][KEYS_EACH];
-        multiply({in.a, in.w.first, in.w.last}, {in.b, j0, least(keys.hi, j0 + PASSING)}, in.tile, in.weights, s);
+        multiply_sides(in, in.queries(), in.keys(), j0, least(keys.hi, j0 + PASSING), s);
         __syncthreads();
         settle_tile<false>(in, j0, s);
 #pragma unroll

@@ -28,24 +28,28 @@ struct gradient_block {
     bool are_keys;                          // that are owned
     compute *tile, *weights;
     tile_rows rows;
-    lines a, b, c, d;                       // s = a b^T, dp = c d^T; a and c are owned
 
     DS_DEVICE key_range passing() const { return are_keys ? rows_that_see(t, w.of, w.first, w.last) : keys_seen_by(t, w.of, w.first, w.last); }
+    // The operands of s, and of dp; made anew for each tile, as they would take many registers.
+    DS_DEVICE lines queries() const { return scaled(lines_of_queries(t, w.of, w.head, AT_Q, t.dim), rounded<compute>::of(t.fold)); }
+    DS_DEVICE lines grad_out() const { return lines_of_queries(u, w.of, w.head, AT_OUT, t.dim_v); }
+    DS_DEVICE lines keys() const { return lines_of_keys(t, w.of, quotient_of(w.head, g.heads_share), AT_K, t.dim); }
+    DS_DEVICE lines values() const { return lines_of_keys(t, w.of, quotient_of(w.head, g.heads_share), AT_V, t.dim_v); }
 };
 
 DS_DEVICE gradient_block block_of(const gradient_task& g, const owned_rows& w, const row_numbers* numbers, const block_memory& memory) {
     const attention_task &t = g.inputs, &u = g.gradients;
-    const i64 head_k = quotient_of(w.head, g.heads_share);
     compute *const tile = memory.tile, *const x = memory.of_rows;
     i64* const p = memory.of_places;
     const tile_rows rows = {x, x + MOST_ROWS, x + 2 * MOST_ROWS, x + 3 * MOST_ROWS, p, p + MOST_ROWS, p + 2 * MOST_ROWS, p + 3 * MOST_ROWS};
-    const bool are_keys = g.kind == OF_K || g.kind == OF_V;
-    const lines q = scaled(lines_of_queries(t, w.of, w.head, AT_Q, t.dim), rounded<compute>::of(t.fold));
-    const lines k = lines_of_keys(t, w.of, head_k, AT_K, t.dim), v = lines_of_keys(t, w.of, head_k, AT_V, t.dim_v);
-    const lines grad_out = lines_of_queries(u, w.of, w.head, AT_OUT, t.dim_v);
-    const option_bases from = option_bases_of(t, w.of);
-    if (are_keys) return {g, t, u, w, numbers, from, true, tile, tile + TILE_LENGTH, rows, k, q, v, grad_out};
-    return {g, t, u, w, numbers, from, false, tile, tile + TILE_LENGTH, rows, q, k, grad_out, v};
+    return {g, t, u, w, numbers, option_bases_of(t, w.of), g.kind == OF_K || g.kind == OF_V, tile, tile + TILE_LENGTH, rows};
+}
+
+// The product of one kind of lines of queries with one of keys, for owned rows and the lines first <= i < last that pass by.
+DS_DEVICE void multiply_sides(const gradient_block& in, const lines& of_queries, const lines& of_keys, i64 first, i64 last,
+                              compute (&s)[ROWS_EACH][KEYS_EACH]) {
+    const lines left = in.are_keys ? of_keys : of_queries, right = in.are_keys ? of_queries : of_keys;
+    multiply({left, in.w.first, in.w.last}, {right, first, last}, in.tile, in.weights, s);
 }
 
 // What the rows first <= r < last need, those past the end nothing. `numbers` may be null: not known yet.
@@ -120,8 +124,15 @@ DS_DEVICE void weigh_tile(const gradient_block& in, i64 first, i64 last) {
     __syncthreads();
     if (in.are_keys) load_rows(in, first, last, in.numbers);
     const bool are_gradients = in.g.kind != OF_V;
-    if (are_gradients) multiply({in.c, in.w.first, in.w.last}, {in.d, first, last}, in.tile, in.weights, dp);
-    multiply({in.a, in.w.first, in.w.last}, {in.b, first, last}, in.tile, in.weights, s);
+#pragma unroll 1
+    for (int is_last = !are_gradients; is_last < 2; ++is_last) {
+        multiply_sides(in, is_last ? in.queries() : in.grad_out(), is_last ? in.keys() : in.values(), first, last, s);
+#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+            for (int b = 0; b < KEYS_EACH; ++b)
+                if (!is_last) dp[a][b] = s[a][b];
+    }
     __syncthreads();
     settle_tile<true>(in, first, s);
 #pragma unroll
