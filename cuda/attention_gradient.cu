@@ -25,7 +25,7 @@ DS_DEVICE void add_not_finite(const compute* tile, const compute* weights, int s
 
 // What is multiplied by the weights is finite here: NaN and infinities of keys and queries are in their scores already.
 DS_DEVICE void add_passing(const gradient_block& in, i64 first, i64 last, sums_of_thread& o) {
-    const lines right = in.g.kind == OF_Q ? in.keys() : in.g.kind == OF_K ? in.queries() : in.grad_out();
+    const lines right = in.kind == OF_Q ? in.keys() : in.kind == OF_K ? in.queries() : in.grad_out();
     for (i64 j = first; j < last; j += VALUE_KEYS) {
         const compute* const weights = in.weights + (j - first);
         const int steps = int(least(VALUE_KEYS, last - j));
@@ -34,7 +34,7 @@ DS_DEVICE void add_passing(const gradient_block& in, i64 first, i64 last, sums_o
         load_values(right, j, last, in.w.slice * COLUMNS, ORDINARY, in.tile, is_met);
         const bool is_any_met = __syncthreads_or(is_met) != 0;
         add_values(in.tile, weights, steps, o);
-        if (in.g.kind != OF_V || !is_any_met) continue;
+        if (in.kind != OF_V || !is_any_met) continue;
         __syncthreads();
         load_values(right, j, last, in.w.slice * COLUMNS, NOT_FINITE, in.tile, is_met);
         __syncthreads();
@@ -43,7 +43,7 @@ DS_DEVICE void add_passing(const gradient_block& in, i64 first, i64 last, sums_o
 }
 
 DS_DEVICE void store_gradient(const gradient_block& in, const sums_of_thread& o) {
-    const int operand = in.g.kind == OF_Q ? AT_Q : in.g.kind == OF_K ? AT_K : AT_V;
+    const int operand = in.kind == OF_Q ? AT_Q : in.kind == OF_K ? AT_K : AT_V;
     const i64 length = operand == AT_V ? in.t.dim_v : in.t.dim;
     const f64 factor = operand == AT_V ? 1.0 : in.g.scale;
     const lines to = in.are_keys ? lines_of_keys(in.u, in.w.of, in.w.head, operand, length) : lines_of_queries(in.u, in.w.of, in.w.head, operand, length);
@@ -93,6 +93,6 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     for (i64 index = blockIdx.x; index < g.inputs.work; index += gridDim.x) {
         __syncthreads();
         const owned_rows w = owned_of(g.inputs, index, ROWS, g.kind != OF_Q);
-        if (w.is_any) sum_up(block_of(g, w, of, memory));
+        if (w.is_any) sum_up(block_of(g, g.kind, w, of, memory));
     }
 }

@@ -10,11 +10,12 @@ DS_DEVICE i64 sequence_that_shares(const attention_task& u, i64 own, i64 share) 
     i64 index = 0, step = 1;
     for (int k = int(u.batch_axes) - 1; k >= 0; --k) {
         const i64 length = u.batch_shape[k];
-        i64& digits = u.at[AT_BIAS].batch[k] == 0 ? share : own;
-        const i64 above = quotient_of(digits, length);
+        const bool is_shared = u.at[AT_BIAS].batch[k] == 0;
+        const i64 digits = is_shared ? share : own, above = quotient_of(digits, length);
         index += (digits - above * length) * step;
         step *= length;
-        digits = above;
+        share = is_shared ? above : share;
+        own = is_shared ? own : above;
     }
     return index;
 }
@@ -65,7 +66,7 @@ DS_DEVICE void store_bias(const gradient_block& in, char* base, i64 j0, i64 j1) 
 
 // One row block of one head; of the keys those of one block, or all of them.
 DS_DEVICE void bias_of_rows(const gradient_task& g, const owned_rows& w, const row_numbers* numbers, const block_memory& memory, i64 key_block) {
-    const gradient_block in = block_of(g, w, numbers, memory);
+    const gradient_block in = block_of(g, OF_BIAS, w, numbers, memory);
     const key_range seen = in.passing();
     const i64 lo = most(seen.lo - seen.lo % PASSING, key_block < 0 ? 0 : key_block * PASSING), hi = key_block < 0 ? seen.hi : least(seen.hi, (key_block + 1) * PASSING);
     char* const base = w.of.base(g.gradients, AT_BIAS);

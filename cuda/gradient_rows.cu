@@ -24,14 +24,17 @@ DS_DEVICE compute product_of_results(const gradient_block& in, i64 row) {
     return o.length > LONG ? add(total, sum) : sum;
 }
 
-DS_DEVICE row_pair from_lane(row_pair p, int distance) { return {from_lane(p.m, distance), from_lane(p.d, distance)}; }
-struct meeting_pairs { DS_DEVICE row_pair operator()(row_pair a, row_pair b) const { return meet(a, b).both; } };
-
-// m and d of the rows by their scores, for all threads to read.
+// m and d of a row by its scores: each thread's share of its keys first, in memory, then those of a row in order by the row's own thread.
+constexpr int PAIRS = ROWS * THREADS_X;
+static_assert(PAIRS * sizeof(row_pair) <= MEMORY_LENGTH * sizeof(compute), "pairs take the place of the tiles");
 DS_DEVICE void sum_rows(const gradient_block& in, row_pair* pairs) {
-    row_pair of[ROWS_EACH];
+    compute m[ROWS_EACH];
+    f64 d[ROWS_EACH];
 #pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a) of[a] = {-infinity(), 0.0};
+    for (int a = 0; a < ROWS_EACH; ++a) {
+        m[a] = compute(-infinity());
+        d[a] = 0.0;
+    }
     const key_range keys = in.passing();
     for (i64 j0 = keys.lo - keys.lo % PASSING; j0 < keys.hi; j0 += PASSING) {
         compute s[ROWS_EACH][KEYS_EACH];
@@ -40,21 +43,24 @@ DS_DEVICE void sum_rows(const gradient_block& in, row_pair* pairs) {
         settle_tile<false>(in, j0, s);
 #pragma unroll
         for (int a = 0; a < ROWS_EACH; ++a) {
-            compute m = compute(of[a].m), sum = compute(0);
+            compute largest = m[a], sum = compute(0);
 #pragma unroll
-            for (int b = 0; b < KEYS_EACH; ++b) m = larger(m, s[a][b]);
+            for (int b = 0; b < KEYS_EACH; ++b) largest = larger(largest, s[a][b]);
 #pragma unroll
-            for (int b = 0; b < KEYS_EACH; ++b) sum = add(sum, s[a][b] == compute(-infinity()) ? compute(0) : exponential(sub(s[a][b], m)));
-            of[a] = {f64(m), of[a].d * (f64(m) == of[a].m ? 1.0 : exponential(of[a].m - f64(m))) + f64(sum)};
+            for (int b = 0; b < KEYS_EACH; ++b) sum = add(sum, s[a][b] == compute(-infinity()) ? compute(0) : exponential(sub(s[a][b], largest)));
+            d[a] = d[a] * f64(m[a] == largest ? compute(1) : exponential(sub(m[a], largest))) + f64(sum);
+            m[a] = largest;
         }
     }
-#pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a) of[a] = group<THREADS_X>::reduce(of[a], meeting_pairs());
     __syncthreads();
 #pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a)
-        if (threadIdx.x % THREADS_X == 0) pairs[row_of_thread(a)] = of[a];
+    for (int a = 0; a < ROWS_EACH; ++a) pairs[row_of_thread(a) * THREADS_X + int(threadIdx.x) % THREADS_X] = {f64(m[a]), d[a]};
     __syncthreads();
+}
+DS_DEVICE row_pair pair_of_row(const row_pair* pairs, int row) {
+    row_pair p = pairs[row * THREADS_X];
+    for (int lane = 1; lane < THREADS_X; ++lane) p = meet(p, pairs[row * THREADS_X + lane]).both;
+    return p;
 }
 
 // An lse that the row's own scores give but for rounding is taken from them: maximum and sum are known better than their lse, whose spacing grows
@@ -90,7 +96,7 @@ DS_DEVICE void prepare_rows(const gradient_block& in, row_numbers* numbers) {
         load_rows(in, in.w.first, in.w.last, nullptr);
         row_pair* const pairs = (row_pair*)in.tile;
         sum_rows(in, pairs);
-        if (is_large) refine(in.g, at.head, lse, pairs[threadIdx.x], x);
+        if (is_large) refine(in.g, at.head, lse, pair_of_row(pairs, int(threadIdx.x)), x);
     }
     if (has_row) numbers[number_of_row(in.g, in.w.of, at)] = x;
 }
@@ -108,6 +114,6 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     for (i64 index = blockIdx.x; index < g.inputs.work; index += gridDim.x) {
         __syncthreads();
         const owned_rows w = owned_of(g.inputs, index, ROWS, false);
-        if (w.is_any) prepare_rows(block_of(g, w, of, memory), of);
+        if (w.is_any) prepare_rows(block_of(g, OF_ROWS, w, of, memory), of);
     }
 }

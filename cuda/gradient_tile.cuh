@@ -25,6 +25,7 @@ struct gradient_block {
     const owned_rows& w;
     const row_numbers* numbers;
     option_bases from;
+    i64 kind;
     bool are_keys;                          // that are owned
     compute *tile, *weights;
     tile_rows rows;
@@ -37,12 +38,13 @@ struct gradient_block {
     DS_DEVICE lines values() const { return lines_of_keys(t, w.of, quotient_of(w.head, g.heads_share), AT_V, t.dim_v); }
 };
 
-DS_DEVICE gradient_block block_of(const gradient_task& g, const owned_rows& w, const row_numbers* numbers, const block_memory& memory) {
+// `kind` is that of the task; kernels that serve one of them know it.
+DS_DEVICE gradient_block block_of(const gradient_task& g, i64 kind, const owned_rows& w, const row_numbers* numbers, const block_memory& memory) {
     const attention_task &t = g.inputs, &u = g.gradients;
     compute *const tile = memory.tile, *const x = memory.of_rows;
     i64* const p = memory.of_places;
     const tile_rows rows = {x, x + MOST_ROWS, x + 2 * MOST_ROWS, x + 3 * MOST_ROWS, p, p + MOST_ROWS, p + 2 * MOST_ROWS, p + 3 * MOST_ROWS};
-    return {g, t, u, w, numbers, option_bases_of(t, w.of), g.kind == OF_K || g.kind == OF_V, tile, tile + TILE_LENGTH, rows};
+    return {g, t, u, w, numbers, option_bases_of(t, w.of), kind, kind == OF_K || kind == OF_V, tile, tile + TILE_LENGTH, rows};
 }
 
 // The product of one kind of lines of queries with one of keys, for owned rows and the lines first <= i < last that pass by.
@@ -90,7 +92,7 @@ DS_DEVICE compute weight_of(const gradient_block& in, int i, i64 j, compute s) {
     const compute score = score_of(in, i, j, s);
     if (score == compute(-infinity()) || in.rows.rest[i] == compute(infinity())) return compute(0);
     compute p = mul(exponential_anywhere(sub(sub(score, in.rows.shift[i]), in.rows.rest[i])), in.rows.weight[i]);
-    if (in.t.softcap != 0 && (in.g.kind == OF_Q || in.g.kind == OF_K)) p = mul(p, slope_of_cap(mul(s, rounded<compute>::of(in.t.unit)), in.t.softcap));
+    if (in.t.softcap != 0 && (in.kind == OF_Q || in.kind == OF_K)) p = mul(p, slope_of_cap(mul(s, rounded<compute>::of(in.t.unit)), in.t.softcap));
     return p == compute(0) ? compute(-0.0) : p;
 }
 DS_DEVICE bool is_seen(f32 weight) { return __float_as_uint(weight) != 0; }
@@ -123,7 +125,7 @@ DS_DEVICE void weigh_tile(const gradient_block& in, i64 first, i64 last) {
     compute s[ROWS_EACH][KEYS_EACH], dp[ROWS_EACH][KEYS_EACH];
     __syncthreads();
     if (in.are_keys) load_rows(in, first, last, in.numbers);
-    const bool are_gradients = in.g.kind != OF_V;
+    const bool are_gradients = in.kind != OF_V;
 #pragma unroll 1
     for (int is_last = !are_gradients; is_last < 2; ++is_last) {
         multiply_sides(in, is_last ? in.queries() : in.grad_out(), is_last ? in.keys() : in.values(), first, last, s);
