@@ -31,16 +31,17 @@ DS_DEVICE i64 sequence_of_block(const attention_task& t, const i64* starts, i64 
     return low;
 }
 
-// Whether no other sequence has a part of its rows: no start before it is larger than its own, none behind it smaller than its end.
-DS_DEVICE bool are_rows_its_own(const attention_task& t, const sequence& s) {
-    const i64 end = s.q_start + s.queries;
-    bool own = s.q_start >= 0 && s.queries >= 0 && end <= t.queries;
+// Whether no other sequence has a part of its queries, or keys: no start before it is larger than its own, none behind it smaller than its end.
+DS_DEVICE bool are_its_own(const attention_task& t, const i64* starts, i64 index, i64 limit) {
+    const i64 first = integer_at(starts, index), end = integer_at(starts, index + 1);
+    bool own = first >= 0 && first <= end && end <= limit;
     for (i64 k = 0; own && t.is_unseen && k <= t.sequences; ++k) {
-        const i64 start = integer_at(t.q_starts, k);
-        own = k <= s.index ? start <= s.q_start : start >= end;
+        const i64 start = integer_at(starts, k);
+        own = k <= index ? start <= first : start >= end;
     }
     return own;
 }
+DS_DEVICE bool are_rows_its_own(const attention_task& t, const sequence& s) { return are_its_own(t, t.q_starts, s.index, t.queries); }
 
 // The last row blocks come first: with causal attention they have the most keys.
 DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool is_few) {

@@ -62,7 +62,7 @@ DS_DEVICE owned_rows owned_of(const attention_task& t, i64 index, int rows, bool
     const i64 all = are_keys ? w.of.keys : w.of.queries * per;
     w.first = block * rows;
     w.last = least(w.first + rows, all);
-    w.is_any = block >= 0 && w.first < all;
+    w.is_any = block >= 0 && w.first < all && (!t.q_starts || !are_keys || are_its_own(t, t.k_starts, w.of.index, t.keys));
     return w;
 }
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_gradients, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import (
+    Backend,
+    cuda_attention,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_gradients,
+    cuda_rows,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -48,7 +57,7 @@ _LAUNCHES: dict[type, Table] = {
     GradientProblem: cuda_gradients.attention_gradients,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention, cuda_gradients)
 
 _PROBE = Variant("probe.cu", "probe", ())
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arrays import Array
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_task import OPERANDS, TASK, Batch, batch_of, place

@@ -1,6 +1,6 @@
 """The gradients of attention on CUDA: what each row needs, then a launch for each gradient that is wanted.
 
-A block owns rows of one gradient, or elements of that of the bias, and adds up in a fixed order all that they depend on.
+A block owns rows of one gradient, or elements of that of the bias, and adds up in order all that they depend on.
 """
 
 import math
@@ -13,7 +13,7 @@ from dualsoft.arrays import Array
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends.cuda_attention import arithmetic_of, storage_of, task_of, uploaded
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
-from dualsoft.backends.cuda_task import GRADIENT_TASK, OPERANDS, Batch, batch_of, place_array
+from dualsoft.backends.cuda_task import GRADIENT_TASK, OPERANDS, batch_of, place_array
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, F16, F32, F64
 from dualsoft.gradient_problem import GradientProblem
@@ -39,7 +39,8 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
     """Yield every variant that calls on arrays of these dtypes can need."""
     yield _SINKS
     for arithmetic in sorted({arithmetic_of(code) for code in codes}):
-        for storage in (*(storage_of({code}, arithmetic) for code in codes if arithmetic_of(code) == arithmetic), "anything"):
+        known = [storage_of({code}, arithmetic) for code in codes if arithmetic_of(code) == arithmetic]
+        for storage in (*known, "anything"):
             yield _variant("gradient_rows", storage, arithmetic)
             yield _variant("attention_gradient", storage, arithmetic)
         yield _variant("gradient_bias", "anything", arithmetic)
@@ -61,16 +62,22 @@ def attention_gradients(problem: GradientProblem, device: Device) -> Iterator[La
     rows, columns = _TILES[arithmetic]
     for kind, array in ((_OF_ROWS, p.q), (_OF_Q, problem.dq), (_OF_K, problem.dk), (_OF_V, problem.dv)):
         if array is not None:
-            one = _of_operand(task, p, kind, rows, columns)
             variant = _variant("gradient_rows" if kind == _OF_ROWS else "attention_gradient", storage, arithmetic)
-            yield Launch(variant, min(int(one["inputs"]["work"]), MOST_BLOCKS), _BLOCK, (one, numbers))
+            yield from _launch(variant, _of_operand(task, p, kind, rows, columns), numbers)
     if problem.dbias is not None:
-        one = _of_bias(task, p, problem.dbias, rows)
-        variant = _variant("gradient_bias", "anything", arithmetic)
-        yield Launch(variant, min(int(one["inputs"]["work"]), MOST_BLOCKS), _BLOCK, (one, numbers))
+        yield from _launch(
+            _variant("gradient_bias", "anything", arithmetic), _of_bias(task, p, problem.dbias, rows), numbers
+        )
     if problem.dsinks is not None:
         each = np.int64(task["rows_a_head"])
         yield Launch(_SINKS, p.q.shape[-3], _BLOCK, (p.sinks, problem.dsinks, numbers, each))
+
+
+def _launch(variant: Variant, task: np.ndarray[Any, Any], numbers: Array) -> Iterator[Launch]:
+    """Yield the launch, unless there is nothing to do."""
+    work = int(task["inputs"]["work"])
+    if work:
+        yield Launch(variant, min(work, MOST_BLOCKS), _BLOCK, (task, numbers))
 
 
 def _task(problem: GradientProblem, p: AttentionProblem, arithmetic: str, storage: str) -> np.ndarray[Any, Any]:
@@ -87,7 +94,8 @@ def _task(problem: GradientProblem, p: AttentionProblem, arithmetic: str, storag
     batch = batch_of(p, {f"d{name}": array for name, (array, _) in there.items()})
     task = np.zeros((), GRADIENT_TASK)
     task["inputs"] = task_of(p, arithmetic, storage, batch)[0]
-    task["inputs"]["is_unseen"] = type(problem.forward.q_starts) is not np.ndarray
+    starts = problem.forward.q_starts, problem.forward.k_starts
+    task["inputs"]["is_unseen"] = any(type(x) is not np.ndarray for x in starts)
     at = task["inputs"]["at"]
     at[OPERANDS.index("out")]["code"], at[OPERANDS.index("lse")]["code"] = problem.out_code, problem.lse_code
     task["gradients"] = task["inputs"]
