@@ -57,8 +57,6 @@ DS_DEVICE void reduce_rows(compute (&largest)[ROWS_EACH]) {
 }
 
 struct span { i64 j0, j1; bool is_edge; };          // keys of a tile; whether some row does not see all of them
-DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
-DS_DEVICE int key_of_thread(int b) { return int(threadIdx.x) % THREADS_X + THREADS_X * b; }
 
 // Hides what a row does not see by position.
 DS_DEVICE void hide(const block_memory& memory, const span& keys, compute (&s)[ROWS_EACH][KEYS_EACH]) {
@@ -159,8 +157,8 @@ struct summing {
 DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
     const attention_task& t = in.t;
     const work_item& w = in.w;
-    const tile_of_queries q = {w.of.base(t, AT_Q), w.head, w.first, w.last};
-    const key_rows k = keys_of(t, w.of, w.head, AT_K), v = keys_of(t, w.of, w.head, AT_V);
+    const lines q = scaled(lines_of_queries(t, w.of, w.head, AT_Q, t.dim), rounded<compute>::of(t.fold));
+    const lines k = lines_of_keys(t, w.of, w.head, AT_K, t.dim), v = lines_of_keys(t, w.of, w.head, AT_V, t.dim_v);
     const i64 stop = least(in.seen.any.hi, (run + 1) * RUN);
     bool is_met = false;
     i64 j0 = most(in.seen.any.lo, run * RUN);
@@ -169,13 +167,13 @@ DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
         const span keys = {j0, j1, j0 < in.seen.all.lo || j0 + KEYS > in.seen.all.hi};
         if (!is_tile_visible(t, w, in.from, keys)) continue;
         compute s[ROWS_EACH][KEYS_EACH];
-        multiply(t, q, k, j0, j1, in.memory.tile, in.memory.weights, s);
+        multiply({q, w.first, w.last}, {k, j0, j1}, in.memory.tile, in.memory.weights, s);
         if (DS_OPTIONS) apply_options(t, w, in.from, keys, in.memory.weights, s);
         else if (keys.is_edge) hide(in.memory, keys, s);
         weigh(in.unit, kind, s, r, in.memory.weights);
         for (i64 j = j0; j < j1; j += VALUE_KEYS) {
             __syncthreads();
-            load_values(t, v, j, j1, w.slice * COLUMNS, kind, in.memory.tile, is_met);
+            load_values(v, j, j1, w.slice * COLUMNS, kind, in.memory.tile, is_met);
             __syncthreads();
             add_values(in.memory.tile, in.memory.weights + (j - j0), int(least(VALUE_KEYS, j1 - j)), r.o);
         }

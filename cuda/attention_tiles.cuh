@@ -59,14 +59,44 @@ template <class T> DS_DEVICE void read_at_once(const char* p, compute (&to)[AT_O
 }
 template <> DS_DEVICE void read_at_once<anything>(const char*, compute (&)[AT_ONCE]) {}
 
-// Elements e, e + 1, ... of a row of `length`, 0 past its end.
-DS_DEVICE void read_elements(const placed& from, const char* row, i64 e, i64 length, compute (&to)[AT_ONCE]) {
-    if (from.is_wide && e + AT_ONCE <= length) {
+// One side of a product: rows of an operand, by queries or by keys, and what they are multiplied by.
+struct lines {
+    key_rows keys;                  // with the base and the step of either
+    i64 head, head_step, group;     // by queries: of the head of keys
+    i64 item, length;               // elements of a line
+    int code;
+    bool is_wide, are_keys, is_scaled;
+    compute factor;
+
+    DS_DEVICE const char* at(i64 i) const {
+        if (are_keys) return keys.at(i);
+        const i64 query = quotient_of(i, group);
+        return keys.base + (head * group + (i - query * group)) * head_step + query * keys.row;
+    }
+};
+DS_DEVICE lines lines_of_keys(const attention_task& t, const sequence& s, i64 head_k, int operand, i64 length) {
+    const placed& at = t.at[operand];
+    return {keys_of(t, s, head_k, operand), head_k, at.head, 1, at.item, length, int(at.code), at.is_wide != 0, true, false, compute(1)};
+}
+DS_DEVICE lines lines_of_queries(const attention_task& t, const sequence& s, i64 head_k, int operand, i64 length) {
+    const placed& at = t.at[operand];
+    const key_rows rows = {s.base(t, operand), at.row, 0, 1, 0, nullptr};
+    return {rows, head_k, at.head, t.group, at.item, length, int(at.code), at.is_wide != 0, false, false, compute(1)};
+}
+DS_DEVICE lines scaled(lines of, compute factor) {
+    of.is_scaled = true;
+    of.factor = factor;
+    return of;
+}
+
+// Elements e, e + 1, ... of a line, 0 past its end.
+DS_DEVICE void read_elements(const lines& from, const char* row, i64 e, compute (&to)[AT_ONCE]) {
+    if (from.is_wide && e + AT_ONCE <= from.length) {
         read_at_once<x_type>(row + e * i64(sizeof(x_type)), to);
         return;
     }
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) to[i] = e + i < length ? element_at<x_type>(row + (e + i) * from.item, int(from.code)) : compute(0);
+    for (int i = 0; i < AT_ONCE; ++i) to[i] = e + i < from.length ? element_at<x_type>(row + (e + i) * from.item, from.code) : compute(0);
 }
 DS_DEVICE void fill(compute (&to)[AT_ONCE], compute value) {
 #pragma unroll
@@ -84,7 +114,7 @@ DS_DEVICE void put_elements(compute* to, const compute (&x)[AT_ONCE]) {
 
 // What the second product is of. Values that are not finite are 0 in ordinary sums: 0 NaN never arises, and a weight that underflowed beside an
 // infinite value is not lost. They are counted by themselves, where they are seen: +inf as 1, -inf as DOWN, NaN as both.
-enum summand { ORDINARY, SHRUNK, COUNTED };
+enum summand { ORDINARY, SHRUNK, COUNTED, NOT_FINITE };
 constexpr compute SHRINK = compute(0x1p-64);        // sums of values that are shrunk do not overflow
 constexpr compute DOWN = compute(4096);
 static_assert(RUN < 4096 && RUN * 4097 <= 1 << 24, "counts are exact in float32, and told apart");
@@ -93,32 +123,32 @@ DS_DEVICE compute as_summand(compute v, int kind, bool& is_met) {
     is_met |= !finite;
     if (kind == ORDINARY) return finite ? v : compute(0);
     if (kind == SHRUNK) return finite ? mul(v, SHRINK) : compute(0);
+    if (kind == NOT_FINITE) return finite ? compute(0) : v;
     return finite ? compute(0) : v == compute(infinity()) ? compute(1) : v == compute(-infinity()) ? DOWN : add(DOWN, compute(1));
 }
 
 // ------------------------------------------------------------------ the first product
-struct tile_of_queries { const char* base; i64 head, first, last; };
+// Some lines of one side: those of a tile.
+struct tile_side { const lines& of; i64 first, last; };
 
-DS_DEVICE void load_slices(const attention_task& t, const tile_of_queries& q, const key_rows& k, i64 j0, i64 j1, i64 e0, compute* tile) {
-    constexpr int UNITS = SLICE / AT_ONCE;
-    const compute fold = rounded<compute>::of(t.fold);
+// Lines past the end are 0; those of pages that the table does not name are NaN.
+DS_DEVICE void load_unit(const tile_side& side, i64 i, i64 e, compute* to) {
     compute x[AT_ONCE];
+    const char* const at = i < side.last ? side.of.at(i) : nullptr;
+    if (at) read_elements(side.of, at, e, x);
+    else fill(x, i < side.last ? compute(not_a_number()) : compute(0));
+    if (side.of.is_scaled)
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) x[k] = mul(x[k], side.of.factor);
+    put_elements(to, x);
+}
+DS_DEVICE void load_slices(const tile_side& a, const tile_side& b, i64 e0, compute* tile) {
+    constexpr int UNITS = SLICE / AT_ONCE;
     for (int n = int(threadIdx.x); n < (ROWS + KEYS) * UNITS; n += THREADS) {
         const int row = n / UNITS, e = n % UNITS * AT_ONCE;
-        if (row < ROWS) {
-            const bool is_there = q.first + row < q.last;
-            if (is_there) read_elements(t.at[AT_Q], q.base + offset_of_row(t.at[AT_Q], place_of_row(t, q.head, q.first + row)), e0 + e, t.dim, x);
-            else fill(x, compute(0));
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) x[i] = mul(x[i], fold);
-        } else if (const i64 j = j0 + (row - ROWS); j < j1) {
-            const char* const at = k.at(j);
-            if (at) read_elements(t.at[AT_K], at, e0 + e, t.dim, x);
-            else fill(x, compute(not_a_number()));
-        } else {
-            fill(x, compute(0));
-        }
-        put_elements(tile + row * SLICE_PITCH + e, x);
+        compute* const to = tile + row * SLICE_PITCH + e;
+        if (row < ROWS) load_unit(a, a.first + row, e0 + e, to);
+        else load_unit(b, b.first + (row - ROWS), e0 + e, to);
     }
 }
 
@@ -141,19 +171,19 @@ DS_DEVICE void add_slice(const compute* tile, int steps, compute (&s)[ROWS_EACH]
     }
 }
 
+DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
+DS_DEVICE int key_of_thread(int b) { return int(threadIdx.x) % THREADS_X + THREADS_X * b; }
 // The place of one of the thread's scores in the tile of weights.
-DS_DEVICE int place_of_score(int a, int b) {
-    return (int(threadIdx.x) / THREADS_X + THREADS_Y * a) * WEIGHT_PITCH + int(threadIdx.x) % THREADS_X + THREADS_X * b;
-}
+DS_DEVICE int place_of_score(int a, int b) { return row_of_thread(a) * WEIGHT_PITCH + key_of_thread(b); }
 
-// s = fold q k. Long sums are made of several, which wait in the tile of weights; each thread comes back to its own.
-DS_DEVICE void multiply(const attention_task& t, const tile_of_queries& q, const key_rows& k, i64 j0, i64 j1, compute* tile, compute* weights,
-                        compute (&s)[ROWS_EACH][KEYS_EACH]) {
+// s = a b^T. Long sums are made of several, which wait in the tile of weights; each thread comes back to its own.
+DS_DEVICE void multiply(const tile_side& left, const tile_side& right, compute* tile, compute* weights, compute (&s)[ROWS_EACH][KEYS_EACH]) {
+    const i64 length = left.of.length;
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a)
 #pragma unroll
         for (int b = 0; b < KEYS_EACH; ++b) s[a][b] = compute(0);
-    for (i64 e = 0; e < t.dim; e += SLICE) {
+    for (i64 e = 0; e < length; e += SLICE) {
         __syncthreads();
         if (e > 0 && e % LONG == 0) {
 #pragma unroll
@@ -165,11 +195,11 @@ DS_DEVICE void multiply(const attention_task& t, const tile_of_queries& q, const
                     s[a][b] = compute(0);
                 }
         }
-        load_slices(t, q, k, j0, j1, e, tile);
+        load_slices(left, right, e, tile);
         __syncthreads();
-        add_slice(tile, int(least(SLICE, t.dim - e)), s);
+        add_slice(tile, int(least(SLICE, length - e)), s);
     }
-    if (t.dim > LONG) {
+    if (length > LONG) {
 #pragma unroll
         for (int a = 0; a < ROWS_EACH; ++a)
 #pragma unroll
@@ -178,13 +208,13 @@ DS_DEVICE void multiply(const attention_task& t, const tile_of_queries& q, const
 }
 
 // ------------------------------------------------------------------ the second product
-DS_DEVICE void load_values(const attention_task& t, const key_rows& v, i64 j0, i64 j1, i64 column, int kind, compute* tile, bool& is_met) {
+DS_DEVICE void load_values(const lines& v, i64 j0, i64 j1, i64 column, int kind, compute* tile, bool& is_met) {
     constexpr int UNITS = COLUMNS / AT_ONCE;
     compute x[AT_ONCE];
     for (int n = int(threadIdx.x); n < VALUE_KEYS * UNITS; n += THREADS) {
         const int row = n / UNITS, c = n % UNITS * AT_ONCE;
-        const char* const at = j0 + row < j1 && column + c < t.dim_v ? v.at(j0 + row) : nullptr;
-        if (at) read_elements(t.at[AT_V], at, column + c, t.dim_v, x);
+        const char* const at = j0 + row < j1 && column + c < v.length ? v.at(j0 + row) : nullptr;
+        if (at) read_elements(v, at, column + c, x);
         else fill(x, compute(0));
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) x[i] = as_summand(x[i], kind, is_met);

@@ -17,29 +17,31 @@ struct work_item {
 };
 
 // Packed sequences: row blocks are numbered so that sequence i begins with block start[i] * group / rows + i, which leaves each enough of them.
-DS_DEVICE i64 first_block_of(const attention_task& t, i64 index, int rows) {
-    return quotient_of(most(0, integer_at(t.q_starts, index)) * t.group, rows) + index;
+// Starts are those of queries, of which the group's heads have rows, or of keys.
+DS_DEVICE i64 first_block_of(const i64* starts, i64 group, i64 index, int rows) {
+    return quotient_of(most(0, integer_at(starts, index)) * group, rows) + index;
 }
-DS_DEVICE i64 sequence_of_block(const attention_task& t, i64 block, int rows) {
+DS_DEVICE i64 sequence_of_block(const attention_task& t, const i64* starts, i64 group, i64 block, int rows) {
     i64 low = 0, high = t.sequences;        // a bad entry may lead astray, but not out of the table
     while (high - low > 1) {
         const i64 middle = (low + high) / 2;
-        if (first_block_of(t, middle, rows) <= block) low = middle;
+        if (first_block_of(starts, group, middle, rows) <= block) low = middle;
         else high = middle;
     }
     return low;
 }
 
-// Whether no other sequence has a part of its rows: no start before it is larger than its own, none behind it smaller than its end.
-DS_DEVICE bool are_rows_its_own(const attention_task& t, const sequence& s) {
-    const i64 end = s.q_start + s.queries;
-    bool own = s.q_start >= 0 && s.queries >= 0 && end <= t.queries;
+// Whether no other sequence has a part of its queries, or keys: no start before it is larger than its own, none behind it smaller than its end.
+DS_DEVICE bool are_its_own(const attention_task& t, const i64* starts, i64 index, i64 limit) {
+    const i64 first = integer_at(starts, index), end = integer_at(starts, index + 1);
+    bool own = first >= 0 && first <= end && end <= limit;
     for (i64 k = 0; own && t.is_unseen && k <= t.sequences; ++k) {
-        const i64 start = integer_at(t.q_starts, k);
-        own = k <= s.index ? start <= s.q_start : start >= end;
+        const i64 start = integer_at(starts, k);
+        own = k <= index ? start <= first : start >= end;
     }
     return own;
 }
+DS_DEVICE bool are_rows_its_own(const attention_task& t, const sequence& s) { return are_its_own(t, t.q_starts, s.index, t.queries); }
 
 // The last row blocks come first: with causal attention they have the most keys.
 DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool is_few) {
@@ -53,9 +55,9 @@ DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool i
     w.head = rest - above * t.heads_k;
     i64 block;
     if (t.q_starts) {
-        const i64 number = sequence_of_block(t, above, rows);
+        const i64 number = sequence_of_block(t, t.q_starts, t.group, above, rows);
         w.of = sequence_of(t, number);
-        block = above - first_block_of(t, number, rows);
+        block = above - first_block_of(t.q_starts, t.group, number, rows);
         if (!are_rows_its_own(t, w.of)) w.of.queries = 0;
     } else {
         const i64 from_end = quotient_of(above, t.sequences);

@@ -11,7 +11,7 @@ from devices import get, module, put
 import dualsoft
 
 ON_HOST = {"kv_lengths", "causal_offset", "lengths", "key_start", "key_total"}
-POSITIONAL_ON_HOST = {"attention_varlen": (3, 4), "attention_paged": (3, 4)}
+POSITIONAL_ON_HOST = {"attention_varlen": (3, 4), "attention_paged": (3, 4), "attention_varlen_backward": (6, 7)}
 
 
 class Moving:
@@ -46,6 +46,8 @@ class Moving:
     def got(result: Any, out: Any = None) -> Any:
         if isinstance(result, dualsoft.AttentionState):
             return result.to("cpu")
+        if isinstance(result, dualsoft.AttentionGrads):
+            return dualsoft.AttentionGrads(*(None if x is None else get(x) for x in result))
         if isinstance(result, tuple):
             return Moving.got(result[0], out), *map(get, result[1:])
         if out is None:

@@ -38,6 +38,10 @@ REGISTERS = {
     "attention": 255,
     "attention_merge": 128,
     "textbook_rows": 96,
+    "attention_gradient": 255,
+    "gradient_queries": 255,
+    "gradient_bias": 255,
+    "gradient_sinks": 48,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
@@ -54,6 +58,8 @@ SPILLS: dict[tuple[str, int], tuple[int, str]] = {
     },
     ("attention[x=anything, c=f32, options=1, few=0]", 75): (16, _OPTIONS),
     ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
+    ("attention_gradient[x=anything, c=f32, few=0]", 120): (16, _OPTIONS),
+    ("gradient_bias[x=anything, c=f64, few=0]", 120): (24, _OPTIONS),
 }
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""
 

@@ -52,7 +52,13 @@ LAYERS = (
     {"placement"},
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative", "backends.cuda_algorithms"},
+    {
+        "backends.cuda_columns",
+        "backends.cuda_weighted",
+        "backends.cuda_cumulative",
+        "backends.cuda_algorithms",
+        "backends.cuda_gradients",
+    },
     {
         "backends.reference_complex",
         "backends.reference_gradients",

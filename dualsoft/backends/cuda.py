@@ -16,6 +16,7 @@ from dualsoft.backends import (
     cuda_attention,
     cuda_columns,
     cuda_cumulative,
+    cuda_gradients,
     cuda_rows,
     cuda_weighted,
     nvrtc,
@@ -24,6 +25,7 @@ from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
+from dualsoft.gradient_problem import GradientProblem
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -61,9 +63,18 @@ _LAUNCHES: dict[type, Table] = {
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
     TextbookProblem: cuda_algorithms.softmax,
     AttentionProblem: cuda_attention.attention,
+    GradientProblem: cuda_gradients.attention_gradients,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_algorithms, cuda_attention)
+_TABLES = (
+    cuda_rows,
+    cuda_columns,
+    cuda_weighted,
+    cuda_cumulative,
+    cuda_algorithms,
+    cuda_attention,
+    cuda_gradients,
+)
 
 _PROBE = Variant("probe.cu", "probe", ())
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arrays import Array
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_task import OPERANDS, TASK, Batch, batch_of, place
@@ -39,30 +38,33 @@ def _merging(arithmetic: str) -> Variant:
 
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need."""
-    for arithmetic in sorted({_arithmetic(code) for code in codes}):
+    for arithmetic in sorted({arithmetic_of(code) for code in codes}):
         yield _merging(arithmetic)
-        for storage in (*(_TYPES[code] for code in codes if _arithmetic(code) == arithmetic), "anything"):
+        for storage in (*(_TYPES[code] for code in codes if arithmetic_of(code) == arithmetic), "anything"):
             for has_options in (False, True) if storage != "anything" else (True,):
                 for is_few in (False, True):
                     yield _variant(storage, arithmetic, has_options, is_few)
 
 
-def _arithmetic(code: int) -> str:
+def arithmetic_of(code: int) -> str:
+    """Return the type of the arithmetic of results of this dtype."""
     return "f64" if code == F64 else "f32"
+
+
+def storage_of(codes: set[int], arithmetic: str) -> str:
+    """Return the type of all operands, or that it is told at run time."""
+    code = next(iter(codes))
+    return _TYPES.get(code, "anything") if len(codes) == 1 and arithmetic_of(code) == arithmetic else "anything"
 
 
 def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output and its statistics."""
-    placed: dict[str, Any] = {name: _uploaded(getattr(problem, name), device) for name in _INTEGERS}
-    p = problem._replace(**placed)
+    p = uploaded(problem, device)
     if p.q_starts is not None:
         _fill_with_nan(p, problem)
-    arithmetic = _arithmetic(p.out_code)
-    codes = {p.x_code, p.k_code, p.v_code}
-    storage = (
-        _TYPES.get(p.x_code, "anything") if len(codes) == 1 and _arithmetic(p.x_code) == arithmetic else "anything"
-    )
-    task, has_options = _task(p, arithmetic, storage)
+    arithmetic = arithmetic_of(p.out_code)
+    storage = storage_of({p.x_code, p.k_code, p.v_code}, arithmetic)
+    task, has_options = task_of(p, arithmetic, storage, batch_of(p))
     task["is_unseen"] = type(problem.q_starts) is not np.ndarray
     for is_few in _kinds(problem):
         yield from _launches(p, task.copy(), device, _variant(storage, arithmetic, has_options, is_few), is_few)
@@ -71,9 +73,11 @@ def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
 _INTEGERS = ("lengths", "offsets", "q_starts", "k_starts", "pages")
 
 
-def _uploaded(array: Array | None, device: Device) -> Array | None:
-    """Return integers of the host on the device; they may stand beside arrays of a device."""
-    return device.cp.asarray(array) if type(array) is np.ndarray else array
+def uploaded(problem: AttentionProblem, device: Device) -> AttentionProblem:
+    """Return the problem with integers of the host on the device; they may stand beside arrays of a device."""
+    given = {name: getattr(problem, name) for name in _INTEGERS}
+    placed = {name: device.cp.asarray(x) for name, x in given.items() if type(x) is np.ndarray}
+    return problem._replace(**placed)
 
 
 def _fill_with_nan(p: AttentionProblem, given: AttentionProblem) -> None:
@@ -96,10 +100,9 @@ def _kinds(problem: AttentionProblem) -> tuple[bool, ...]:
     return tuple(is_few for is_few in (True, False) if (few == is_few).any())
 
 
-def _task(p: AttentionProblem, arithmetic: str, storage: str) -> tuple[np.ndarray[Any, Any], bool]:
+def task_of(p: AttentionProblem, arithmetic: str, storage: str, batch: Batch) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the task but for what depends on the kernel, and whether scores meet more than their scale."""
     task = np.zeros((), TASK)
-    batch = batch_of(p)
     for number, name in enumerate(OPERANDS):
         place(task["at"][number], p, name, batch, storage)
     fold, unit, exact_unit = _scale(p.scale, arithmetic)

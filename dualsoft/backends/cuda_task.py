@@ -35,6 +35,17 @@ TASK = np.dtype(
 )
 """Addresses are integers here."""
 
+GRADIENT_TASK = np.dtype(
+    [
+        *((name, TASK) for name in ("inputs", "gradients")),
+        ("kind", np.int64),
+        *((name, np.float64) for name in ("scale", "exact_lse")),
+        *((name, np.int64) for name in ("heads_share", "rows_a_head")),
+        *((name, np.int64) for name in ("bias_sums", "key_blocks", "sequences_own", "heads_own")),
+    ]
+)
+"""``gradient_task`` of ``cuda/gradient_task.cuh``."""
+
 
 class Batch(NamedTuple):
     """The batch axes, those that lie one inside the other joined."""
@@ -46,11 +57,11 @@ class Batch(NamedTuple):
 
 def _heads_first(name: str) -> int:
     """Return how many axes of an operand come after those of the batch."""
-    return 2 if name in _STATISTICS else 3
+    return 2 if name in _STATISTICS or name == "dlse" else 3
 
 
-def batch_of(p: AttentionProblem) -> Batch:
-    """Return the batch axes as all operands have them.
+def batch_of(p: AttentionProblem, gradients: dict[str, Array] | None = None) -> Batch:
+    """Return the batch axes as all operands have them, and gradients beside these, whose names begin with ``d``.
 
     Raises
     ------
@@ -62,6 +73,7 @@ def batch_of(p: AttentionProblem) -> Batch:
     there = {name: getattr(p, name) for name in OPERANDS if getattr(p, name) is not None}
     if p.pages is not None:
         there = {name: array for name, array in there.items() if name not in "kv"}
+    there |= gradients or {}
     shape = p.q.shape[:-3]
     axes = {name: array.strides[: array.ndim - _heads_first(name)] for name, array in there.items()}
     merged: list[tuple[int, dict[str, int]]] = []
@@ -84,16 +96,19 @@ def batch_of(p: AttentionProblem) -> Batch:
 def place(at: Any, p: AttentionProblem, name: str, batch: Batch, storage: str) -> None:
     """Fill in where an operand lies, if there is one."""
     array: Array | None = getattr(p, name)
-    if array is None:
-        return
+    if array is not None:
+        place_array(at, array, name, _code(p, name, array), batch.strides.get(name, ()), storage)
+
+
+def place_array(at: Any, array: Array, name: str, code: int, batch: tuple[int, ...], storage: str) -> None:
+    """Fill in where an array lies that has the axes of the operand ``name``."""
     at["base"] = array.data.ptr
     steps = [0 if length == 1 else step for length, step in zip(array.shape, array.strides, strict=True)]
     if name in _STATISTICS:
         steps.append(0)
     at["head"], at["row"], at["item"] = steps[-3:]
-    strides = batch.strides.get(name, ())
-    at["batch"][: len(strides)] = strides
-    at["code"] = _code(p, name, array)
+    at["batch"][: len(batch)] = batch
+    at["code"] = code
     between = [*steps[:-1], array.data.ptr] if name not in _STATISTICS else [1]
     contiguous = steps[-1] == array.dtype.itemsize or array.shape[-1] == 1
     is_tile = name in ("q", "k", "v", "out")
