@@ -208,12 +208,26 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
     __syncthreads();
 }
 
+// The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
+DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
+    const i64 step = gridDim.x;
+    while (wanted && index < t.work) {
+        const i64 mine = index + threadIdx.x * step;
+        const bool is_any = mine < t.work && load_aligned<u64>(wanted + quotient_of(mine, t.slices)) != 0;
+        if (!__syncthreads_or(is_any)) index += THREADS * step;
+        else if (load_aligned<u64>(wanted + quotient_of(index, t.slices)) != 0) break;
+        else index += step;
+    }
+    return index;
+}
+
 }  // namespace ds
 
 #include "attention_emit.cuh"
 
+// `wanted`, if given, has a bit for each row of a block; other rows have their results already.
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
-    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs) {
+    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs, const unsigned long long* wanted) {
     using namespace ds;
     DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
     DS_SHARED(f64, m, ROWS);
@@ -224,9 +238,10 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     compute* const tile = (compute*)tiles;
     const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd};
     const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
-    for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
-        const work_item w = work_of(t, index, ROWS, DS_FEW);
-        if (w.is_any) attend(t, w, memory, kept);
+    for (i64 index = next_work(t, wanted, blockIdx.x); index < t.work; index = next_work(t, wanted, index + gridDim.x)) {
+        work_item w = work_of(t, index, ROWS, DS_FEW);
+        if (wanted) w.slot = i64(blockIdx.x) * ROWS;
+        if (w.is_any) attend(t, w, memory, kept, wanted ? wanted + quotient_of(index, t.slices) : nullptr);
         __syncthreads();
     }
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_attention, cuda_attention_tensor, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -46,7 +46,7 @@ _LAUNCHES: dict[type, Table] = {
     AttentionProblem: cuda_attention.attention,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_attention, cuda_attention_tensor)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
@@ -84,7 +84,7 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes))]
+        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes)) if variant.oldest <= device.architecture]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)

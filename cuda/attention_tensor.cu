@@ -1,0 +1,364 @@
+// attention_tensor.cu - attention of half types on tensor cores: out_i = sum_j exp(s_ij - lse_i) v_j, s = scale q k, with what positions hide.
+//
+// Both products take halves and sum in float32 (T. Dao, FlashAttention-2, arXiv 2307.08691); weights p = 2^(c s - c m), c = scale log2 e, are rounded
+// to the type of the values for the second one. A block has 64 rows, a warp 16 of them. Keys and values lie in one tile each, filled while the other
+// one is multiplied. Rows that special values concern are left to the exact kernel: those with a score or a sum that is not finite, and those that see
+// a value that is not. Which they are follows from what a row sees, and from nothing else.
+//
+// Macros of a variant: DS_X    type of q, k, v and out
+//                      DS_DIM  head dims, of keys and of values, are at most that
+#include "attention_finish.cuh"
+#include "attention_work.cuh"
+#include "group.cuh"
+#include "tensor.cuh"
+
+namespace ds {
+
+typedef DS_X x_type;
+
+constexpr int DIM = DS_DIM, THREADS = 128, WARP_ROWS = 16, ROWS = THREADS / 32 * WARP_ROWS;
+#if __CUDA_ARCH__ >= 800
+constexpr int KEYS = DIM <= 128 ? 64 : 32;
+#else
+constexpr int KEYS = DIM <= 128 ? 64 : 16;              // 64 KiB of shared memory
+#endif
+constexpr bool ARE_QUERIES_HELD = DIM <= 128;           // in registers, once they have passed the tiles of keys and values
+constexpr int PIECES = tile<DIM>::PIECES, KEY_WORDS = (KEYS + 31) / 32;
+constexpr f64 LOG2_E = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa39efp-1;
+// Beyond, the rounding of c m shows in every weight of a row.
+constexpr f32 LARGEST_SHIFT = 0x1p20f;
+static_assert(!ARE_QUERIES_HELD || ROWS <= 2 * KEYS, "queries pass, and outputs, through the tiles");
+
+// Shared memory of a block.
+struct block_memory {
+    tile<DIM> queries, keys, values, outputs;
+    i64 *lo, *hi;                       // the keys that the rows see
+    u32 (*special)[KEY_WORDS];          // keys whose values are not finite, of two tiles in turn
+    u32* is_odd;                        // rows that are left to the exact kernel, a bit each
+};
+
+// What a thread has of rows g and g + 8 of its warp: raw maxima, its own part of d as a sum and what that lost, outputs.
+struct running {
+    f32 m[2], d[2], d_lost[2];
+    f32 o[DIM / 8][4];
+};
+DS_DEVICE void clear(running& r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        r.m[h] = f32(-infinity());
+        r.d[h] = r.d_lost[h] = 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r.o[n][i] = 0.0f;
+}
+
+DS_DEVICE int warp_row() { return int(threadIdx.x) / 32 * WARP_ROWS; }
+DS_DEVICE int row_of_thread(int h) { return warp_row() + int(threadIdx.x) % 32 / 4 + 8 * h; }
+
+// ------------------------------------------------------------------ tiles
+DS_DEVICE void fetch_queries(const attention_task& t, const work_item& w, const tile<DIM>& to) {
+    const placed& q = t.at[AT_Q];
+    const char* const base = w.of.base(t, AT_Q);
+    const int p = int(threadIdx.x) % PIECES;
+#pragma unroll 4
+    for (int row = int(threadIdx.x) / PIECES; row < ROWS; row += THREADS / PIECES) {
+        const bool is_there = w.first + row < w.last && p * ELEMENTS_A_PIECE < t.dim;
+        const i64 offset = is_there ? offset_of_row(q, place_of_row(t, w.head, w.first + row)) + p * i64(sizeof(piece)) : 0;
+        copy_piece(to.at(row, p), base + offset, is_there);
+    }
+}
+
+struct tile_source { key_rows from; i64 lo, hi, dim; bool is_key; };
+// Keys outside [lo, hi) are 0: nobody sees them. A key that no page has is NaN.
+DS_DEVICE void fetch(const tile_source& source, i64 j0, const tile<DIM>& to) {
+    const int p = int(threadIdx.x) % PIECES;
+#pragma unroll
+    for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
+        const int row = int(threadIdx.x) / PIECES + i * (THREADS / PIECES);
+        const i64 j = j0 + row;
+        const bool is_inside = j >= source.lo && j < source.hi && p * ELEMENTS_A_PIECE < source.dim;
+        const char* const at = is_inside ? source.from.at(j) : nullptr;
+        if (is_inside && !at && source.is_key) *to.at(row, p) = piece{{~0u, ~0u, ~0u, ~0u}};
+        else copy_piece(to.at(row, p), at ? at + p * i64(sizeof(piece)) : source.from.base, at != nullptr);
+    }
+}
+
+// Makes 0 of the values that are not finite among those that this thread fetched, and notes their keys.
+DS_DEVICE void clean_values(const tile<DIM>& values, u32* special) {
+    const int p = int(threadIdx.x) % PIECES;
+#pragma unroll 1
+    for (int row = int(threadIdx.x) / PIECES; row < KEYS; row += THREADS / PIECES) {
+        piece here = *values.at(row, p);
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) found |= clean<x_type>(here.at[i]);
+        if (!found) continue;
+        *values.at(row, p) = here;
+        atomicOr(&special[row / 32], 1u << row % 32);
+    }
+}
+// Rows that see one of the keys noted are odd.
+DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special) {
+    if (threadIdx.x >= ROWS) return;
+    const int row = int(threadIdx.x);
+    bool found = false;
+    for (int k = 0; k < KEYS; ++k) found |= (special[k / 32] >> k % 32 & 1) != 0 && j0 + k >= memory.lo[row] && j0 + k < memory.hi[row];
+    if (found) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
+}
+
+// ------------------------------------------------------------------ a tile's scores and sums
+constexpr int HELD = ARE_QUERIES_HELD ? DIM / 16 : 1;
+typedef u32 held_queries[HELD][4];
+DS_DEVICE void hold_queries(const block_memory& memory, held_queries& q) {
+    if (ARE_QUERIES_HELD)
+#pragma unroll
+        for (int k = 0; k < DIM / 16; ++k) memory.queries.left(q[k % HELD], warp_row(), k * 16);
+}
+
+DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, f32 (&s)[KEYS / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+        u32 a[4];
+        if (!ARE_QUERIES_HELD) memory.queries.left(a, warp_row(), k * 16);
+        else
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = q[k % HELD][i];
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+            u32 b[4];
+            memory.keys.right(b, n * 16, k * 16);
+            tensor<x_type>::multiply(s[2 * n], a, b[0], b[1]);
+            tensor<x_type>::multiply(s[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Hides what a row does not see by position.
+DS_DEVICE void hide(const block_memory& memory, i64 j0, f32 (&s)[KEYS / 8][4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = row_of_thread(h), column = int(threadIdx.x) % 4 * 2;
+        const int lo = int(least(most(memory.lo[row] - j0, 0), KEYS)) - column, hi = int(least(most(memory.hi[row] - j0, 0), KEYS)) - column;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (n * 8 + i < lo || n * 8 + i >= hi) s[n][2 * h + i] = f32(-infinity());
+    }
+}
+
+// sum += term, and what is lost of it.
+DS_DEVICE void add_kept(f32& sum, f32& lost, f32 term) {
+    const f32 total = add(sum, term), back = sub(total, sum);
+    lost = add(lost, add(sub(sum, sub(total, back)), sub(term, back)));
+    sum = total;
+}
+
+// One step of the online softmax: the scores become weights; m, d and o move on.
+DS_DEVICE void weigh(f32 c, f32 (&s)[KEYS / 8][4], running& r) {
+    f32 alpha[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        f32 largest = r.m[h];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n) largest = larger(largest, larger(s[n][2 * h], s[n][2 * h + 1]));
+        largest = larger(largest, from_lane(largest, 1));
+        largest = larger(largest, from_lane(largest, 2));
+        const f32 shift = largest == f32(-infinity()) ? 0.0f : mul(largest, c);
+        alpha[h] = largest == r.m[h] ? 1.0f : exp2_approximate(sub(mul(r.m[h], c), shift));
+        r.m[h] = largest;
+        f32 sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                s[n][i] = exp2_approximate(fused(s[n][i], c, -shift));
+                sum = add(sum, s[n][i]);
+            }
+        r.d[h] = mul(r.d[h], alpha[h]);
+        r.d_lost[h] = mul(r.d_lost[h], alpha[h]);
+        add_kept(r.d[h], r.d_lost[h], sum);
+    }
+    if (!__any_sync(ALL_LANES, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r.o[n][i] = mul(r.o[n][i], alpha[i / 2]);
+}
+
+DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4], running& r) {
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+        const f32 (&x)[4] = p[2 * k], (&y)[4] = p[2 * k + 1];
+        const u32 a[4] = {tensor<x_type>::pair(x[0], x[1]), tensor<x_type>::pair(x[2], x[3]), tensor<x_type>::pair(y[0], y[1]),
+                          tensor<x_type>::pair(y[2], y[3])};
+#pragma unroll
+        for (int n = 0; n < DIM / 16; ++n) {
+            u32 b[4];
+            memory.values.right_by_rows(b, k * 16, n * 16);
+            tensor<x_type>::multiply(r.o[2 * n], a, b[0], b[1]);
+            tensor<x_type>::multiply(r.o[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// ------------------------------------------------------------------ all keys
+// Adds them up. With is_clean, values that are not finite are 0, and rows that see them odd.
+DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block_memory& memory, f32 c, bool is_clean, running& r) {
+    const i64 lo = memory.lo[0], hi = memory.hi[ROWS - 1];
+    const tile_source keys = {keys_of(t, w.of, w.head, AT_K), lo, hi, t.dim, true}, values = {keys_of(t, w.of, w.head, AT_V), lo, hi, t.dim_v, false};
+    fetch_queries(t, w, memory.queries);
+    copies_have_arrived();
+    __syncthreads();
+    held_queries q;
+    hold_queries(memory, q);
+    if (ARE_QUERIES_HELD) __syncthreads();
+    clear(r);
+    i64 j0 = lo - lo % KEYS;
+    if (j0 < hi) fetch(keys, j0, memory.keys);
+    for (int turn = 0; j0 < hi; j0 += KEYS, turn ^= 1) {
+        const int first = warp_row(), last = first + WARP_ROWS - 1;
+        const bool is_seen = j0 < memory.hi[last] && j0 + KEYS > memory.lo[first];
+        copies_have_arrived();
+        __syncthreads();                // the keys are there, and the values before are no longer needed
+        fetch(values, j0, memory.values);
+        f32 s[KEYS / 8][4];
+        if (is_seen) {
+            multiply(memory, q, s);
+            if (j0 < memory.lo[last] || j0 + KEYS > memory.hi[first]) hide(memory, j0, s);
+            weigh(c, s, r);
+        }
+        copies_have_arrived();
+        if (is_clean) {
+            if (threadIdx.x < KEY_WORDS) memory.special[turn ^ 1][threadIdx.x] = 0;
+            clean_values(memory.values, memory.special[turn]);
+        }
+        __syncthreads();                // the values are there, and the keys no longer needed
+        if (is_clean) note_rows(memory, j0, memory.special[turn]);
+        if (j0 + KEYS < hi) fetch(keys, j0 + KEYS, memory.keys);
+        if (is_seen) add_values(memory, s, r);
+    }
+}
+
+// ------------------------------------------------------------------ results
+DS_DEVICE f64 whole_d(const running& r, int h) {
+    f64 d = widen(r.d[h]) + widen(r.d_lost[h]);
+    d += from_lane(d, 1);
+    return d + from_lane(d, 2);
+}
+
+// Whether some output of a row is not finite, in all of its lanes.
+DS_DEVICE bool are_outputs_odd(const running& r, int h) {
+    bool odd = false;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; ++n) odd |= !is_finite(r.o[n][2 * h]) || !is_finite(r.o[n][2 * h + 1]);
+    i32 any = odd;
+    any |= from_lane(any, 1);
+    return (any | from_lane(any, 2)) != 0;
+}
+
+// Outputs wait in shared memory until they are stored, 16 bytes at a time.
+DS_DEVICE void stage(const attention_task& t, const work_item& w, const block_memory& memory, f64 unit, const running& r) {
+    const int lane = int(threadIdx.x) % 32;
+    const statistics stats = statistics_of(t, w.of);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = row_of_thread(h);
+        const row_place place = place_of_row(t, w.head, least(w.first + row, w.last - 1));
+        const f64 m = r.m[h] == f32(-infinity()) ? -infinity() : widen(mul(r.m[h], rounded<f32>::of(unit * LOG2_E))) * LN_2;
+        const row_end end = end_of_row(t, place.head, {m, whole_d(r, h)});
+        const f32 factor = end.pair.d == 0.0 ? 0.0f : narrow(end.alpha / end.pair.d);
+        if (lane % 4 == 0 && w.first + row < w.last) store_statistics(t, stats, place, end.pair);
+#pragma unroll
+        for (int n = 0; n < DIM / 8; ++n)
+            memory.outputs.at(row, n)->at[lane % 4] = tensor<x_type>::pair(mul(r.o[n][2 * h], factor), mul(r.o[n][2 * h + 1], factor));
+    }
+    __syncwarp();
+}
+DS_DEVICE void store_rows(const attention_task& t, const work_item& w, const block_memory& memory) {
+    typedef chunk<x_type, ELEMENTS_A_PIECE> elements;
+    const placed& out = t.at[AT_OUT];
+    char* const base = w.of.base(t, AT_OUT);
+    const int lane = int(threadIdx.x) % 32, p = lane % PIECES;
+    for (int row = warp_row() + lane / PIECES; row < warp_row() + WARP_ROWS; row += 32 / PIECES) {
+        if (w.first + row >= w.last || p * ELEMENTS_A_PIECE >= t.dim_v) continue;
+        char* const to = base + offset_of_row(out, place_of_row(t, w.head, w.first + row)) + p * ELEMENTS_A_PIECE * out.item;
+        const elements x = *(const elements*)memory.outputs.at(row, p);
+        if (out.is_wide) {
+            store_aligned(to, x);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < ELEMENTS_A_PIECE; ++i) store(to + i * out.item, x.at[i]);
+    }
+}
+
+// The rows of one block; those that are left to the exact kernel, a bit each.
+DS_DEVICE u64 attend(const attention_task& t, const work_item& w, const block_memory& memory) {
+    if (threadIdx.x < ROWS) {
+        const key_range own = w.of.seen_by(t, quotient_of(least(w.first + threadIdx.x, w.last - 1), t.group));
+        memory.lo[threadIdx.x] = own.lo;
+        memory.hi[threadIdx.x] = most(own.hi, 0);
+    }
+    if (threadIdx.x < 2 * KEY_WORDS) memory.special[threadIdx.x / KEY_WORDS][threadIdx.x % KEY_WORDS] = 0;
+    if (threadIdx.x < ROWS / 32) memory.is_odd[threadIdx.x] = 0;
+    __syncthreads();
+    const f64 unit = t.fold * t.exact_unit;
+    running r;
+    bool odd[2];
+#pragma unroll 1
+    for (bool is_clean = false;; is_clean = true) {
+        add_keys(t, w, memory, rounded<f32>::of(unit * LOG2_E), is_clean, r);
+        bool found = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            odd[h] = are_outputs_odd(r, h);
+            found |= odd[h];
+        }
+        if (!__syncthreads_or(found) || is_clean) break;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = row_of_thread(h);
+        const f64 d = whole_d(r, h);
+        const f32 shift = mul(r.m[h], rounded<f32>::of(unit * LOG2_E));
+        odd[h] |= d != 0.0 && !(shift < LARGEST_SHIFT && shift > -LARGEST_SHIFT);
+        // without a weight though there are keys: scores of -inf, or that float32 does not hold
+        odd[h] |= w.of.is_bad || !is_finite(d) || (d == 0.0 && memory.lo[row] < memory.hi[row]);
+        if (odd[h] && int(threadIdx.x) % 4 == 0 && w.first + row < w.last) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
+    }
+    stage(t, w, memory, unit, r);
+    store_rows(t, w, memory);
+    __syncthreads();
+    return u64(memory.is_odd[1]) << 32 | memory.is_odd[0];
+}
+
+}  // namespace ds
+
+extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
+    attention_tensor(const __grid_constant__ ds::attention_task t, unsigned long long* odd) {
+    using namespace ds;
+    DS_DYNAMIC_SHARED(tiles);
+    DS_SHARED(i64, lo, ROWS);
+    DS_SHARED(i64, hi, ROWS);
+    DS_SHARED(u32, special, 2 * KEY_WORDS);
+    DS_SHARED(u32, is_odd, ROWS / 32);
+    piece* const first = (piece*)tiles;
+    piece* const behind = first + 2 * KEYS * PIECES;
+    const tile<DIM> queries = {ARE_QUERIES_HELD ? first : behind};
+    const block_memory memory = {queries, {first}, {first + KEYS * PIECES}, queries, lo, hi, (u32(*)[KEY_WORDS])special, is_odd};
+    for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
+        const work_item w = work_of(t, index, ROWS, false);
+        if (w.is_any) {
+            const u64 rows = attend(t, w, memory);
+            if (threadIdx.x == 0) store_aligned(odd + index, rows);
+        }
+        __syncthreads();
+    }
+}
