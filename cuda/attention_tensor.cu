@@ -29,9 +29,14 @@ constexpr f64 LOG2_E = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa39efp-1;
 constexpr f32 LARGEST_SHIFT = 0x1p20f;
 static_assert(!ARE_QUERIES_HELD || ROWS <= 2 * KEYS, "queries pass, and outputs, through the tiles");
 
-// Shared memory of a block.
+struct tile_source { key_rows from; i64 lo, hi, dim; bool is_key; };
+
+// Shared memory of a block, which has what is the same for all threads too: registers are few.
 struct block_memory {
     tile<DIM> queries, keys, values, outputs;
+    tile_source* sources;               // of keys and of values
+    f64 *m, *d;                         // of the rows, in natural units
+    f32* factors;                       // that make outputs of sums
     i64 *lo, *hi;                       // the keys that the rows see
     u32 (*special)[KEY_WORDS];          // keys whose values are not finite, of two tiles in turn
     u32* is_odd;                        // rows that are left to the exact kernel, a bit each
@@ -70,18 +75,29 @@ DS_DEVICE void fetch_queries(const attention_task& t, const work_item& w, const 
     }
 }
 
-struct tile_source { key_rows from; i64 lo, hi, dim; bool is_key; };
 // Keys outside [lo, hi) are 0: nobody sees them. A key that no page has is NaN.
-DS_DEVICE void fetch(const tile_source& source, i64 j0, const tile<DIM>& to) {
-    const int p = int(threadIdx.x) % PIECES;
-#pragma unroll
-    for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
-        const int row = int(threadIdx.x) / PIECES + i * (THREADS / PIECES);
-        const i64 j = j0 + row;
-        const bool is_inside = j >= source.lo && j < source.hi && p * ELEMENTS_A_PIECE < source.dim;
-        const char* const at = is_inside ? source.from.at(j) : nullptr;
+DS_DEVICE void fetch_paged(const tile_source& source, i64 j0, const tile<DIM>& to, int row, int p) {
+#pragma unroll 1
+    for (; row < KEYS; row += THREADS / PIECES) {
+        const bool is_inside = j0 + row >= source.lo && j0 + row < source.hi && p * ELEMENTS_A_PIECE < source.dim;
+        const char* const at = is_inside ? source.from.at(j0 + row) : nullptr;
         if (is_inside && !at && source.is_key) *to.at(row, p) = piece{{~0u, ~0u, ~0u, ~0u}};
         else copy_piece(to.at(row, p), at ? at + p * i64(sizeof(piece)) : source.from.base, at != nullptr);
+    }
+}
+DS_DEVICE void fetch(const tile_source& source, i64 j0, const tile<DIM>& to) {
+    constexpr int ROWS_AT_ONCE = THREADS / PIECES;
+    const int first = int(threadIdx.x) / PIECES, p = int(threadIdx.x) % PIECES;
+    if (source.from.pages) return fetch_paged(source, j0, to, first, p);
+    const char* const base = source.from.base;
+    const i64 row = source.from.row;
+    const int lo = p * ELEMENTS_A_PIECE < source.dim ? int(most(source.lo - j0, 0)) : KEYS, hi = int(least(source.hi - j0, KEYS));
+    const char* at = base + (j0 + first) * row + p * i64(sizeof(piece));
+#pragma unroll
+    for (int i = 0; i < KEYS / ROWS_AT_ONCE; ++i, at += row * ROWS_AT_ONCE) {
+        const int k = first + i * ROWS_AT_ONCE;
+        const bool is_inside = k >= lo && k < hi;
+        copy_piece(to.at(k, p), is_inside ? at : base, is_inside);
     }
 }
 
@@ -112,9 +128,10 @@ DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special)
 constexpr int HELD = ARE_QUERIES_HELD ? DIM / 16 : 1;
 typedef u32 held_queries[HELD][4];
 DS_DEVICE void hold_queries(const block_memory& memory, held_queries& q) {
+    const u32 from = memory.queries.lane_of_rows();
     if (ARE_QUERIES_HELD)
 #pragma unroll
-        for (int k = 0; k < DIM / 16; ++k) memory.queries.left(q[k % HELD], warp_row(), k * 16);
+        for (int k = 0; k < DIM / 16; ++k) tile<DIM>::left(q[k % HELD], from, warp_row(), k * 16);
 }
 
 DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, f32 (&s)[KEYS / 8][4]) {
@@ -122,17 +139,18 @@ DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, f32 (
     for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+    const u32 queries = memory.queries.lane_of_rows(), keys = memory.keys.lane_of_columns();
 #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
         u32 a[4];
-        if (!ARE_QUERIES_HELD) memory.queries.left(a, warp_row(), k * 16);
+        if (!ARE_QUERIES_HELD) tile<DIM>::left(a, queries, warp_row(), k * 16);
         else
 #pragma unroll
             for (int i = 0; i < 4; ++i) a[i] = q[k % HELD][i];
 #pragma unroll
         for (int n = 0; n < KEYS / 16; ++n) {
             u32 b[4];
-            memory.keys.right(b, n * 16, k * 16);
+            tile<DIM>::right(b, keys, n * 16, k * 16);
             tensor<x_type>::multiply(s[2 * n], a, b[0], b[1]);
             tensor<x_type>::multiply(s[2 * n + 1], a, b[2], b[3]);
         }
@@ -193,6 +211,7 @@ DS_DEVICE void weigh(f32 c, f32 (&s)[KEYS / 8][4], running& r) {
 }
 
 DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4], running& r) {
+    const u32 values = memory.values.lane_of_rows();
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
         const f32 (&x)[4] = p[2 * k], (&y)[4] = p[2 * k + 1];
@@ -201,7 +220,7 @@ DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4
 #pragma unroll
         for (int n = 0; n < DIM / 16; ++n) {
             u32 b[4];
-            memory.values.right_by_rows(b, k * 16, n * 16);
+            tile<DIM>::right_by_rows(b, values, k * 16, n * 16);
             tensor<x_type>::multiply(r.o[2 * n], a, b[0], b[1]);
             tensor<x_type>::multiply(r.o[2 * n + 1], a, b[2], b[3]);
         }
@@ -212,7 +231,6 @@ DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4
 // Adds them up. With is_clean, values that are not finite are 0, and rows that see them odd.
 DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block_memory& memory, f32 c, bool is_clean, running& r) {
     const i64 lo = memory.lo[0], hi = memory.hi[ROWS - 1];
-    const tile_source keys = {keys_of(t, w.of, w.head, AT_K), lo, hi, t.dim, true}, values = {keys_of(t, w.of, w.head, AT_V), lo, hi, t.dim_v, false};
     fetch_queries(t, w, memory.queries);
     copies_have_arrived();
     __syncthreads();
@@ -221,13 +239,13 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
     if (ARE_QUERIES_HELD) __syncthreads();
     clear(r);
     i64 j0 = lo - lo % KEYS;
-    if (j0 < hi) fetch(keys, j0, memory.keys);
+    if (j0 < hi) fetch(memory.sources[0], j0, memory.keys);
     for (int turn = 0; j0 < hi; j0 += KEYS, turn ^= 1) {
         const int first = warp_row(), last = first + WARP_ROWS - 1;
         const bool is_seen = j0 < memory.hi[last] && j0 + KEYS > memory.lo[first];
         copies_have_arrived();
         __syncthreads();                // the keys are there, and the values before are no longer needed
-        fetch(values, j0, memory.values);
+        fetch(memory.sources[1], j0, memory.values);
         f32 s[KEYS / 8][4];
         if (is_seen) {
             multiply(memory, q, s);
@@ -241,7 +259,7 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         }
         __syncthreads();                // the values are there, and the keys no longer needed
         if (is_clean) note_rows(memory, j0, memory.special[turn]);
-        if (j0 + KEYS < hi) fetch(keys, j0 + KEYS, memory.keys);
+        if (j0 + KEYS < hi) fetch(memory.sources[0], j0 + KEYS, memory.keys);
         if (is_seen) add_values(memory, s, r);
     }
 }
@@ -263,21 +281,44 @@ DS_DEVICE bool are_outputs_odd(const running& r, int h) {
     return (any | from_lane(any, 2)) != 0;
 }
 
-// Outputs wait in shared memory until they are stored, 16 bytes at a time.
-DS_DEVICE void stage(const attention_task& t, const work_item& w, const block_memory& memory, f64 unit, const running& r) {
-    const int lane = int(threadIdx.x) % 32;
-    const statistics stats = statistics_of(t, w.of);
+// The pairs of the rows, and which rows are odd beside those that already are.
+DS_DEVICE void settle_pairs(const block_memory& memory, f32 c, const running& r, bool is_bad, const bool (&are_odd)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int row = row_of_thread(h);
-        const row_place place = place_of_row(t, w.head, least(w.first + row, w.last - 1));
-        const f64 m = r.m[h] == f32(-infinity()) ? -infinity() : widen(mul(r.m[h], rounded<f32>::of(unit * LOG2_E))) * LN_2;
-        const row_end end = end_of_row(t, place.head, {m, whole_d(r, h)});
-        const f32 factor = end.pair.d == 0.0 ? 0.0f : narrow(end.alpha / end.pair.d);
-        if (lane % 4 == 0 && w.first + row < w.last) store_statistics(t, stats, place, end.pair);
+        const f64 d = whole_d(r, h);
+        const f32 shift = mul(r.m[h], c);
+        const bool is_small = shift < LARGEST_SHIFT && shift > -LARGEST_SHIFT;
+        // without a weight though there are keys: scores of -inf, or that float32 does not hold
+        const bool is_odd = are_odd[h] || is_bad || !is_finite(d) || (d == 0.0 ? memory.lo[row] < memory.hi[row] : !is_small);
+        if (threadIdx.x % 4 != 0) continue;
+        memory.m[row] = is_small ? widen(shift) * LN_2 : -infinity();
+        memory.d[row] = d;
+        if (is_odd) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
+    }
+    __syncthreads();
+}
+// A thread a row.
+DS_DEVICE void finish_rows(const attention_task& t, const work_item& w, const block_memory& memory) {
+    const int row = int(threadIdx.x);
+    if (row < ROWS && w.first + row < w.last) {
+        const row_place place = place_of_row(t, w.head, w.first + row);
+        const row_end end = end_of_row(t, place.head, {memory.m[row], memory.d[row]});
+        memory.factors[row] = end.pair.d == 0.0 ? 0.0f : narrow(end.alpha / end.pair.d);
+        if (t.at[AT_LSE].base) store_statistic(t, AT_LSE, w.of.base(t, AT_LSE), place, lse_of(end.pair));
+    }
+    __syncthreads();
+}
+
+// Outputs wait in shared memory until they are stored, 16 bytes at a time.
+DS_DEVICE void stage(const block_memory& memory, i64 rows, const running& r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = row_of_thread(h);
+        const f32 factor = row < rows ? memory.factors[row] : 0.0f;
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n)
-            memory.outputs.at(row, n)->at[lane % 4] = tensor<x_type>::pair(mul(r.o[n][2 * h], factor), mul(r.o[n][2 * h + 1], factor));
+            memory.outputs.at(row, n)->at[threadIdx.x % 4] = tensor<x_type>::pair(mul(r.o[n][2 * h], factor), mul(r.o[n][2 * h + 1], factor));
     }
     __syncwarp();
 }
@@ -299,43 +340,40 @@ DS_DEVICE void store_rows(const attention_task& t, const work_item& w, const blo
     }
 }
 
+DS_DEVICE void prepare(const attention_task& t, const work_item& w, const block_memory& memory) {
+    const int thread = int(threadIdx.x);
+    if (thread < ROWS) {
+        const key_range own = w.of.seen_by(t, quotient_of(least(w.first + thread, w.last - 1), t.group));
+        memory.lo[thread] = own.lo;
+        memory.hi[thread] = most(own.hi, 0);
+    }
+    if (thread < 2 * KEY_WORDS) memory.special[thread / KEY_WORDS][thread % KEY_WORDS] = 0;
+    if (thread < ROWS / 32) memory.is_odd[thread] = 0;
+    __syncthreads();
+    if (thread < 2) {
+        const bool is_key = thread == 0;
+        memory.sources[thread] = {keys_of(t, w.of, w.head, is_key ? AT_K : AT_V), memory.lo[0], memory.hi[ROWS - 1], is_key ? t.dim : t.dim_v, is_key};
+    }
+    __syncthreads();
+}
+
 // The rows of one block; those that are left to the exact kernel, a bit each.
 DS_DEVICE u64 attend(const attention_task& t, const work_item& w, const block_memory& memory) {
-    if (threadIdx.x < ROWS) {
-        const key_range own = w.of.seen_by(t, quotient_of(least(w.first + threadIdx.x, w.last - 1), t.group));
-        memory.lo[threadIdx.x] = own.lo;
-        memory.hi[threadIdx.x] = most(own.hi, 0);
-    }
-    if (threadIdx.x < 2 * KEY_WORDS) memory.special[threadIdx.x / KEY_WORDS][threadIdx.x % KEY_WORDS] = 0;
-    if (threadIdx.x < ROWS / 32) memory.is_odd[threadIdx.x] = 0;
-    __syncthreads();
-    const f64 unit = t.fold * t.exact_unit;
+    prepare(t, w, memory);
+    const f32 c = rounded<f32>::of(t.fold * t.exact_unit * LOG2_E);
     running r;
-    bool odd[2];
+    bool are_odd[2];
 #pragma unroll 1
     for (bool is_clean = false;; is_clean = true) {
-        add_keys(t, w, memory, rounded<f32>::of(unit * LOG2_E), is_clean, r);
-        bool found = false;
+        add_keys(t, w, memory, c, is_clean, r);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            odd[h] = are_outputs_odd(r, h);
-            found |= odd[h];
-        }
-        if (!__syncthreads_or(found) || is_clean) break;
+        for (int h = 0; h < 2; ++h) are_odd[h] = are_outputs_odd(r, h);
+        if (!__syncthreads_or(are_odd[0] || are_odd[1]) || is_clean) break;
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int row = row_of_thread(h);
-        const f64 d = whole_d(r, h);
-        const f32 shift = mul(r.m[h], rounded<f32>::of(unit * LOG2_E));
-        odd[h] |= d != 0.0 && !(shift < LARGEST_SHIFT && shift > -LARGEST_SHIFT);
-        // without a weight though there are keys: scores of -inf, or that float32 does not hold
-        odd[h] |= w.of.is_bad || !is_finite(d) || (d == 0.0 && memory.lo[row] < memory.hi[row]);
-        if (odd[h] && int(threadIdx.x) % 4 == 0 && w.first + row < w.last) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
-    }
-    stage(t, w, memory, unit, r);
+    settle_pairs(memory, c, r, w.of.is_bad, are_odd);
+    finish_rows(t, w, memory);
+    stage(memory, w.last - w.first, r);
     store_rows(t, w, memory);
-    __syncthreads();
     return u64(memory.is_odd[1]) << 32 | memory.is_odd[0];
 }
 
@@ -345,18 +383,23 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     attention_tensor(const __grid_constant__ ds::attention_task t, unsigned long long* odd) {
     using namespace ds;
     DS_DYNAMIC_SHARED(tiles);
+    DS_SHARED(work_item, work, 1);
+    DS_SHARED(tile_source, sources, 2);
+    DS_SHARED(f64, m, ROWS);
+    DS_SHARED(f64, d, ROWS);
+    DS_SHARED(f32, factors, ROWS);
     DS_SHARED(i64, lo, ROWS);
     DS_SHARED(i64, hi, ROWS);
     DS_SHARED(u32, special, 2 * KEY_WORDS);
     DS_SHARED(u32, is_odd, ROWS / 32);
     piece* const first = (piece*)tiles;
-    piece* const behind = first + 2 * KEYS * PIECES;
-    const tile<DIM> queries = {ARE_QUERIES_HELD ? first : behind};
-    const block_memory memory = {queries, {first}, {first + KEYS * PIECES}, queries, lo, hi, (u32(*)[KEY_WORDS])special, is_odd};
+    const tile<DIM> queries = {ARE_QUERIES_HELD ? first : first + 2 * KEYS * PIECES};
+    const block_memory memory = {queries, {first}, {first + KEYS * PIECES}, queries, sources, m, d, factors, lo, hi, (u32(*)[KEY_WORDS])special, is_odd};
     for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
-        const work_item w = work_of(t, index, ROWS, false);
-        if (w.is_any) {
-            const u64 rows = attend(t, w, memory);
+        if (threadIdx.x == 0) work[0] = work_of(t, index, ROWS, false);
+        __syncthreads();
+        if (work[0].is_any) {
+            const u64 rows = attend(t, work[0], memory);
             if (threadIdx.x == 0) store_aligned(odd + index, rows);
         }
         __syncthreads();

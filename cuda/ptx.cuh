@@ -67,15 +67,16 @@ template <int groups> DS_DEVICE void copy_async_wait() { asm volatile("cp.async.
 #endif
 
 // ------------------------------------------------------------------ matrices over the lanes of a warp, see tensor.cuh
-// Four matrices of 8 rows of 16 bytes. Lane 8 i + r has the address of row r of matrix i; every lane gets two neighbours of each.
-DS_DEVICE void load_matrices(u32 (&a)[4], const void* row) {
+DS_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+// Four matrices of 8 rows of 16 bytes. Lane 8 i + r has the shared address of row r of matrix i; every lane gets two neighbours of each.
+DS_DEVICE void load_matrices(u32 (&a)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(u32(__cvta_generic_to_shared(row))) : "memory");
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(row) : "memory");
 }
 // The same, transposed: neighbours are of one column.
-DS_DEVICE void load_transposed(u32 (&a)[4], const void* row) {
+DS_DEVICE void load_transposed(u32 (&a)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(u32(__cvta_generic_to_shared(row))) : "memory");
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(row) : "memory");
 }
 // d += a b of 16 x 16 and 16 x 8.
 #if __CUDA_ARCH__ >= 800

@@ -17,21 +17,19 @@ template <int dim> struct tile {
     piece* pieces;
     DS_DEVICE piece* at(int row, int p) const { return pieces + row * PIECES + (p ^ (row % 8)); }
 
+    // Where a lane reads the first matrices of the tile. Others are at that ^ 2 column + 2 dim row, for multiples of 16: it has to begin at a multiple
+    // of the bytes of a row.
+    DS_DEVICE u32 lane_of_rows() const { return shared_address(at(lane() % 16, lane() / 16)); }
+    DS_DEVICE u32 lane_of_columns() const { return shared_address(at(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)); }
+    static DS_DEVICE u32 moved(u32 first, int row, int column) { return (first ^ u32(2 * column)) + u32(2 * dim * row); }
+    static DS_DEVICE int lane() { return int(threadIdx.x) % 32; }
+
     // 16 rows and columns of a left operand.
-    DS_DEVICE void left(u32 (&a)[4], int row, int column) const {
-        const int lane = int(threadIdx.x) % 32;
-        load_matrices(a, at(row + lane % 16, column / ELEMENTS_A_PIECE + lane / 16));
-    }
+    static DS_DEVICE void left(u32 (&a)[4], u32 lane_of_rows, int row, int column) { load_matrices(a, moved(lane_of_rows, row, column)); }
     // A right operand whose columns are rows of the tile: its columns row to row + 15, two fragments of 8.
-    DS_DEVICE void right(u32 (&b)[4], int row, int column) const {
-        const int lane = int(threadIdx.x) % 32;
-        load_matrices(b, at(row + lane % 8 + lane / 16 * 8, column / ELEMENTS_A_PIECE + lane / 8 % 2));
-    }
+    static DS_DEVICE void right(u32 (&b)[4], u32 lane_of_columns, int row, int column) { load_matrices(b, moved(lane_of_columns, row, column)); }
     // A right operand that lies as it is, 16 rows: its columns column to column + 15, two fragments of 8.
-    DS_DEVICE void right_by_rows(u32 (&b)[4], int row, int column) const {
-        const int lane = int(threadIdx.x) % 32;
-        load_transposed(b, at(row + lane % 16, column / ELEMENTS_A_PIECE + lane / 16));
-    }
+    static DS_DEVICE void right_by_rows(u32 (&b)[4], u32 lane_of_rows, int row, int column) { load_transposed(b, moved(lane_of_rows, row, column)); }
 };
 
 template <class T> struct tensor;
