@@ -208,6 +208,8 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
     __syncthreads();
 }
 
+constexpr bool IS_SELECTIVE = !DS_OPTIONS && !DS_FEW;           // may be given what tensor cores have left
+
 // The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
 DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
     const i64 step = gridDim.x;
@@ -225,10 +227,11 @@ DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
 
 #include "attention_emit.cuh"
 
-// `wanted`, if given, has a bit for each row of a block; other rows have their results already.
+// `selected`, if given, has a word for each block of rows, a bit a row; the others have their results already.
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
-    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs, const unsigned long long* wanted) {
+    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs, const unsigned long long* selected) {
     using namespace ds;
+    const u64* const wanted = IS_SELECTIVE ? selected : nullptr;
     DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
     DS_SHARED(f64, m, ROWS);
     DS_SHARED(f64, d, ROWS);

@@ -140,7 +140,7 @@ DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, f32 (
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
     const u32 queries = memory.queries.lane_of_rows(), keys = memory.keys.lane_of_columns();
-#pragma unroll
+#pragma unroll (ARE_QUERIES_HELD ? DIM / 16 : 4)
     for (int k = 0; k < DIM / 16; ++k) {
         u32 a[4];
         if (!ARE_QUERIES_HELD) tile<DIM>::left(a, queries, warp_row(), k * 16);
@@ -230,7 +230,6 @@ DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4
 // ------------------------------------------------------------------ all keys
 // Adds them up. With is_clean, values that are not finite are 0, and rows that see them odd.
 DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block_memory& memory, f32 c, bool is_clean, running& r) {
-    const i64 lo = memory.lo[0], hi = memory.hi[ROWS - 1];
     fetch_queries(t, w, memory.queries);
     copies_have_arrived();
     __syncthreads();
@@ -238,9 +237,10 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
     hold_queries(memory, q);
     if (ARE_QUERIES_HELD) __syncthreads();
     clear(r);
-    i64 j0 = lo - lo % KEYS;
-    if (j0 < hi) fetch(memory.sources[0], j0, memory.keys);
-    for (int turn = 0; j0 < hi; j0 += KEYS, turn ^= 1) {
+    const i64& stop = memory.sources[0].hi;
+    i64 j0 = memory.sources[0].lo / KEYS * KEYS;
+    if (j0 < stop) fetch(memory.sources[0], j0, memory.keys);
+    for (int turn = 0; j0 < stop; j0 += KEYS, turn ^= 1) {
         const int first = warp_row(), last = first + WARP_ROWS - 1;
         const bool is_seen = j0 < memory.hi[last] && j0 + KEYS > memory.lo[first];
         copies_have_arrived();
@@ -259,7 +259,7 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         }
         __syncthreads();                // the values are there, and the keys no longer needed
         if (is_clean) note_rows(memory, j0, memory.special[turn]);
-        if (j0 + KEYS < hi) fetch(memory.sources[0], j0 + KEYS, memory.keys);
+        if (j0 + KEYS < stop) fetch(memory.sources[0], j0 + KEYS, memory.keys);
         if (is_seen) add_values(memory, s, r);
     }
 }
@@ -379,6 +379,7 @@ DS_DEVICE u64 attend(const attention_task& t, const work_item& w, const block_me
 
 }  // namespace ds
 
+// A block for each piece of work: they have to fit a grid.
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     attention_tensor(const __grid_constant__ ds::attention_task t, unsigned long long* odd) {
     using namespace ds;
@@ -395,13 +396,8 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     piece* const first = (piece*)tiles;
     const tile<DIM> queries = {ARE_QUERIES_HELD ? first : first + 2 * KEYS * PIECES};
     const block_memory memory = {queries, {first}, {first + KEYS * PIECES}, queries, sources, m, d, factors, lo, hi, (u32(*)[KEY_WORDS])special, is_odd};
-    for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
-        if (threadIdx.x == 0) work[0] = work_of(t, index, ROWS, false);
-        __syncthreads();
-        if (work[0].is_any) {
-            const u64 rows = attend(t, work[0], memory);
-            if (threadIdx.x == 0) store_aligned(odd + index, rows);
-        }
-        __syncthreads();
-    }
+    if (threadIdx.x == 0) work[0] = work_of(t, blockIdx.x, ROWS, false);
+    __syncthreads();
+    const u64 rows = work[0].is_any ? attend(t, work[0], memory) : 0;
+    if (threadIdx.x == 0) store_aligned(odd + blockIdx.x, rows);
 }
