@@ -15,7 +15,11 @@ struct block_memory {
     f64 *m, *d;                     // of the rows
     i64 *lo, *hi;                   // the keys that they see as far as positions tell
     u32* is_odd;                    // whose sums are not finite, though d is
+    u64* selected;                  // rows that are wanted, a bit each
 };
+
+// Whether there may be rows that tensor cores have left, and others that have their results already.
+constexpr bool IS_SELECTIVE = IS_HALF<x_type> && !IS_WIDE && !DS_OPTIONS && !DS_FEW;
 
 // What a thread has of its rows: m in units of t.unit, its own part of d, outputs.
 struct running {
@@ -208,8 +212,6 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
     __syncthreads();
 }
 
-constexpr bool IS_SELECTIVE = !DS_OPTIONS && !DS_FEW;           // may be given what tensor cores have left
-
 // The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
 DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
     const i64 step = gridDim.x;
@@ -238,13 +240,19 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     DS_SHARED(i64, lo, ROWS);
     DS_SHARED(i64, hi, ROWS);
     DS_SHARED(u32, is_odd, ROWS);
+    DS_SHARED(u64, rows, 1);
+    DS_SHARED(work_item, work, 1);          // the same for all threads: registers are few
     compute* const tile = (compute*)tiles;
-    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd};
+    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd, rows};
     const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
     for (i64 index = next_work(t, wanted, blockIdx.x); index < t.work; index = next_work(t, wanted, index + gridDim.x)) {
-        work_item w = work_of(t, index, ROWS, DS_FEW);
-        if (wanted) w.slot = i64(blockIdx.x) * ROWS;
-        if (w.is_any) attend(t, w, memory, kept, wanted ? wanted + quotient_of(index, t.slices) : nullptr);
+        if (threadIdx.x == 0) {
+            work[0] = work_of(t, index, ROWS, DS_FEW);
+            if (wanted) work[0].slot = i64(blockIdx.x) * ROWS;
+            if (IS_SELECTIVE) rows[0] = wanted ? load_aligned<u64>(wanted + quotient_of(index, t.slices)) : ~u64(0);
+        }
+        __syncthreads();
+        if (work[0].is_any) attend(t, work[0], memory, kept, wanted != nullptr);
         __syncthreads();
     }
 }

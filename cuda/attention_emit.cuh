@@ -14,8 +14,9 @@ struct destination {
     kept_rows<wide> kept;
     bool is_kept;               // merged later, and not an output yet
     bool is_first;              // the first run, or the only one
-    u64 wanted;                 // rows, a bit each; the others have their results already
-    DS_DEVICE bool wants(int row) const { return row < int(w.last - w.first) && (wanted >> row & 1) != 0; }
+    bool is_last;               // the last one of rows that were selected: they become outputs here
+    const u64* selected;
+    DS_DEVICE bool wants(int row) const { return row < int(w.last - w.first) && (!IS_SELECTIVE || (*selected >> row & 1) != 0); }
 };
 
 // The vectors of a block's sums, in turn: the same thread has the same ones in every pass.
@@ -100,13 +101,14 @@ DS_DEVICE void put_output(const destination& to, row_place at, const row_pair& p
     if (first == 0) store_statistics(to.t, to.stats, at, end.pair);
 }
 
-// A vector of a row's sums joins those of earlier runs.
-DS_DEVICE void keep_sums(const destination& to, i64 slot, row_pair p, const wide (&o)[VECTOR], int column) {
-    wide* const at = to.kept.sum(slot, COLUMNS) + column;
-    meeting joint = {0.0, 1.0, p};
-    if (!to.is_first) joint = meet(to.kept.pairs[slot], p);
+// A vector of a row's sums, and its pair, join those of earlier runs.
+DS_DEVICE void join_kept(const destination& to, i64 slot, row_pair& p, wide (&o)[VECTOR], int column) {
+    if (to.is_first) return;
+    const wide* const kept = to.kept.sum(slot, COLUMNS) + column;
+    const meeting joint = meet(to.kept.pairs[slot], p);
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) at[i] = to.is_first ? o[i] : united(joint, at[i], o[i]);
+    for (int i = 0; i < VECTOR; ++i) o[i] = united(joint, kept[i], o[i]);
+    p = joint.both;
 }
 
 // The rows that this kind of sums is for.
@@ -121,12 +123,18 @@ DS_DEVICE void emit(const destination& to, const block_memory& memory, f64 exact
         for (int i = 0; i < VECTOR; ++i)
             if (kind == SHRUNK) sum.at[i] = rounded<compute>::of(f64(sum.at[i]) / memory.d[at.row] / f64(SHRINK));
         put_seen(seen, n, sum);
-        const row_pair p = pair_of_row(memory, at.row, exact_unit, kind);
+        row_pair p = pair_of_row(memory, at.row, exact_unit, kind);
         wide o[VECTOR];
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) o[i] = to_wide(sum.at[i]);
-        if (to.is_kept) keep_sums(to, to.w.slot + at.row, p, o, at.column);
-        else put_output(to, place_of_row(to.t, to.w.head, to.w.first + at.row), p, o, at.column);
+        const i64 slot = to.w.slot + at.row;
+        if (to.is_kept) join_kept(to, slot, p, o, at.column);
+        if (!to.is_kept || (IS_SELECTIVE && to.is_last)) {
+            put_output(to, place_of_row(to.t, to.w.head, to.w.first + at.row), p, o, at.column);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) to.kept.sum(slot, COLUMNS)[at.column + i] = o[i];
     }
     __syncthreads();            // every thread has read the pairs that now move on
     const int row = int(threadIdx.x);
@@ -172,23 +180,8 @@ DS_DEVICE void attend_run(const summing& in, const destination& to, i64 run) {
     }
 }
 
-// What a block kept of its own rows becomes their outputs. Each thread reads the sums that it wrote.
-DS_DEVICE void put_kept(const destination& to) {
-#pragma unroll 1
-    for (int n = 0; n < TURNS; ++n) {
-        const turn at = turn_of(n);
-        if (!to.wants(at.row)) continue;
-        const i64 slot = to.w.slot + at.row;
-        const wide* const from = to.kept.sum(slot, COLUMNS) + at.column;
-        wide o[VECTOR];
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) o[i] = from[i];
-        put_output(to, place_of_row(to.t, to.w.head, to.w.first + at.row), to.kept.pairs[slot], o, at.column);
-    }
-}
-
-// Without `wanted`, all rows; their sums are then merged by another kernel, else here.
-DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_memory& memory, const kept_rows<wide>& kept, const u64* wanted) {
+// The sums of selected rows are merged here, those of all by another kernel.
+DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_memory& memory, const kept_rows<wide>& kept, bool is_selection) {
     const reach seen = reach_of(t, w);
     for (int row = int(threadIdx.x); row < ROWS; row += THREADS) {
         const key_range own = w.of.seen_by(t, quotient_of(least(w.first + row, w.last - 1), t.group));
@@ -197,15 +190,15 @@ DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_m
     }
     const option_bases from = DS_OPTIONS ? option_bases_of(t, w.of) : option_bases{nullptr, nullptr, nullptr};
     const summing in = {t, w, seen, from, DS_OPTIONS ? compute(1) : rounded<compute>::of(t.unit), DS_OPTIONS ? 1.0 : t.exact_unit, memory};
-    destination to = {t, w, w.of.base(t, AT_OUT), statistics_of(t, w.of), kept, kept.sums != nullptr, true, wanted ? *wanted : ~u64(0)};
+    destination to = {t, w, w.of.base(t, AT_OUT), statistics_of(t, w.of), kept, kept.sums != nullptr, true, false, memory.selected};
     i64 run = DS_FEW ? w.run : quotient_of(most(0, seen.any.lo), RUN);
     const i64 last = DS_FEW ? run : quotient_of(most(0, seen.any.hi - 1), RUN);
 #pragma unroll 1
     do {
+        to.is_last = IS_SELECTIVE && is_selection && run >= last;
         attend_run(in, to, run);
         to.is_first = false;
     } while (++run <= last);
-    if (wanted && to.is_kept) put_kept(to);
 }
 
 }  // namespace ds
