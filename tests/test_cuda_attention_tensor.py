@@ -1,0 +1,184 @@
+"""Attention of half types on tensor cores: tiles and their edges, options, and rows that the exact kernel takes over."""
+
+from typing import Any, NamedTuple
+
+import attention_oracle
+import devices
+import emulator
+import numpy as np
+import pytest
+from attention_cases import Shape, lone, operands
+from tolerance import attention_mismatch
+
+import dualsoft as ds
+from dualsoft.backends import cuda_attention_tensor
+
+pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
+NAME = "cuda-emulated:sm_80"
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The head dims of the kernels for tensor cores that calls have launched."""
+    dims: list[int] = []
+    launch = cuda_attention_tensor.launch
+
+    def spy(*arguments: Any) -> Any:
+        made = launch(*arguments)
+        dims.append(dict(made[0].variant.defines)["DS_DIM"])
+        return made
+
+    monkeypatch.setattr(cuda_attention_tensor, "launch", spy)
+    return dims
+
+
+def attend(q: Array, k: Array, v: Array, name: str = NAME, **options: Any) -> tuple[Array, Array]:
+    with ds.use_backend(name):
+        cp = devices.module(name)
+        moved = {key: cp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
+        out, lse = ds.attention(*(cp.asarray(x) for x in (q, k, v)), return_lse=True, **moved)
+        return out.get(), lse.get()
+
+
+def check(q: Array, k: Array, v: Array, name: str = NAME, **options: Any) -> None:
+    why = attention_mismatch(*attend(q, k, v, name, **options), attention_oracle.attention(q, k, v, **options))
+    assert not why, why
+
+
+class Case(NamedTuple):
+    key: str
+    shape: Shape
+    options: dict[str, Any]
+    name: str = NAME
+
+
+GROUPED = Shape((2,), 6, 2, 50, 150, 64, 64)
+CASES = {
+    "one tile": Case("f16", lone(64, 64, 64), {}),
+    "edges": Case("f16", lone(65, 129, 64), {}),
+    "few keys": Case("bf16", lone(70, 1, 64), {}),
+    "causal": Case("bf16", lone(130, 130, 64), {"causal": True}),
+    "rows without keys": Case("f16", lone(100, 40, 64), {"causal": True}),
+    "causal from the top left": Case("bf16", lone(70, 200, 128), {"causal": True, "causal_offset": 0}),
+    "window": Case("f16", lone(90, 300, 64), {"window": (70, 3)}),
+    "groups": Case("bf16", GROUPED, {"causal": True}),
+    "lengths": Case("f16", GROUPED, {"kv_lengths": np.array([131, 0]), "causal": True, "causal_offset": np.array([20, 5])}),
+    "sinks": Case("bf16", GROUPED, {"sinks": [0.5, -np.inf, 3.0, 80.0, -2.0, 0.0], "causal": True}),
+    "scale": Case("f16", lone(40, 70, 64), {"scale": 0.7}),
+    "head dim 128": Case("f16", Shape((), 2, 1, 70, 100, 128, 128), {}),
+    "head dims within the tile": Case("bf16", Shape((), 2, 2, 40, 70, 80, 48), {"causal": True}),
+    "smallest head dims": Case("f16", lone(33, 70, 8, 16), {}),
+    "head dim 256": Case("bf16", Shape((), 2, 1, 40, 100, 256, 200), {"causal": True}),
+    "sm_75": Case("f16", GROUPED, {"causal": True}, "cuda-emulated:sm_75"),
+    "sm_75, head dim 256": Case("f16", lone(70, 40, 256), {}, "cuda-emulated:sm_75"),
+    "sm_90": Case("bf16", GROUPED, {"causal": True}, "cuda-emulated:sm_90"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_matrix(case: Case, launched: list[int]) -> None:
+    check(*operands(case.key, case.shape), name=case.name, **case.options)
+    head_dim = max(case.shape.head_dim, case.shape.head_dim_v)
+    assert launched == [next(n for n in (64, 128, 256) if n >= head_dim)]
+
+
+def test_what_the_exact_kernel_serves(launched: list[int]) -> None:
+    """Options of scores, other dtypes, rows that are no pieces of 16 bytes, and few rows."""
+    q, k, v = operands("f16", lone(20, 30, 64))
+    for options in ({"mask": np.arange(30) > 3}, {"softcap": 5.0}, {"bias": np.zeros(30)}, {"scale": -1.0}):
+        check(q, k, v, **options)
+    for arrays in ((q[..., :60], k[..., :60], v), (q, k, v[..., :3]), (q[..., :16, :], k, v), (q, k.astype(np.float32), v)):
+        check(*arrays)
+    assert not launched
+
+
+def test_views(launched: list[int]) -> None:
+    q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)).swapaxes(-2, -3) for x in operands("bf16", GROUPED))
+    check(q, k, v, causal=True)
+    wide = np.zeros((*q.shape[:-1], 160), q.dtype)
+    wide[..., 32:96] = q
+    with ds.use_backend(NAME):
+        cp = devices.module(NAME)
+        out = cp.zeros(q.shape[:-1] + (65,), q.dtype)[..., 1:]
+        given = ds.attention(cp.asarray(wide)[..., 32:96], cp.asarray(k), cp.asarray(v), causal=True, out=out)
+    np.testing.assert_array_equal(given.get(), attend(q, k, v, causal=True)[0])
+    assert len(launched) == 3
+
+
+# ------------------------------------------------------------------ rows that the exact kernel takes over
+BAD = (np.nan, np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_special_values(which: str, bad: float, launched: list[int]) -> None:
+    """Rows that see one have the answer of the definition, and all others the bits that they have without it."""
+    q, k, v = operands("f16", lone(80, 140, 64))
+    clean, clean_lse = attend(q, k, v, causal=True)
+    arrays = {"q": q.copy(), "k": k.copy(), "v": v.copy()}
+    row = 70 if which == "q" else 100
+    arrays[which][0, row, 5] = bad
+    arrays[which][0, row, 20] = -bad
+    out, lse = attend(*arrays.values(), causal=True)
+    why = attention_mismatch(out, lse, attention_oracle.attention(*arrays.values(), causal=True))
+    assert not why, why
+    sees = np.arange(80) == row if which == "q" else np.arange(80) + 60 >= row
+    np.testing.assert_array_equal(out[0, ~sees], clean[0, ~sees])
+    np.testing.assert_array_equal(lse[0, ~sees], clean_lse[0, ~sees])
+    assert len(launched) == 2
+
+
+def test_special_values_of_many_keys() -> None:
+    """The exact kernel cuts keys into runs, and each block merges its own."""
+    q, k, v = operands("bf16", Shape((), 2, 1, 40, 2100, 16, 136))
+    v[0, 3, 7], v[0, 2090, 130], v[0, 2095, 7] = np.inf, np.nan, -np.inf
+    q[1, 11] = np.nan
+    check(q, k, v, causal=True, sinks=[0.5, 2.0])
+
+
+def test_what_float32_does_not_hold() -> None:
+    q, k, v = operands("bf16", lone(40, 70, 64))
+    large = v.copy()
+    large[0, 10:, 3] = 3e38
+    check(q, k, large)
+    for factor, scale in ((3e2, 0.125), (1e18, 0.125), (1e19, 2.0**-20)):
+        check(q * np.array(factor, q.dtype), k * np.array(factor, k.dtype), v, scale=scale)
+    check(np.full_like(q, 1e18), np.full_like(k, -1e19), v, scale=2.0**-20)
+
+
+# ------------------------------------------------------------------ bits
+def test_bits_depend_on_neither_batch_nor_capacity() -> None:
+    q, k, v = operands("f16", Shape((3,), 2, 1, 40, 200, 64, 64))
+    lengths = np.array([200, 70, 133])
+    together = attend(q, k, v, kv_lengths=lengths, causal=True)
+    for i, n in enumerate(lengths):
+        alone = attend(q[i], k[i, :, :n], v[i, :, :n], causal=True)
+        for both, one in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(both[i], one)
+
+
+def test_packed_and_paged(launched: list[int]) -> None:
+    q, k, v = operands("bf16", Shape((), 4, 2, 90, 120, 64, 64))
+    starts = np.array([0, 3, 3, 60, 90])
+    key_starts = np.array([0, 40, 50, 50, 120])
+    with ds.use_backend(NAME):
+        cp = devices.module(NAME)
+        placed = [cp.asarray(x) for x in (q, k, v, starts, key_starts)]
+        packed, lse = (x.get() for x in ds.attention_varlen(*placed, causal=True, return_lse=True))
+        for i in range(4):
+            rows, keys = slice(*starts[i : i + 2]), slice(*key_starts[i : i + 2])
+            out, alone = attend(q[:, rows], k[:, keys], v[:, keys], causal=True)
+            np.testing.assert_array_equal(packed[:, rows], out)
+            np.testing.assert_array_equal(lse[:, rows], alone)
+        pages = [np.ascontiguousarray(x.reshape(2, 12, 10, 64).swapaxes(0, 1))[::-1] for x in (k, v)]
+        table = np.array([[11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [3, 7, 99, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
+        lengths = np.array([117, 25])
+        query = np.stack([q[:, :30], q[:, 30:60]])
+        placed = [cp.asarray(x) for x in (query, *pages, table, lengths)]
+        paged = ds.attention_paged(*placed, causal=True, causal_offset=np.array([87, 0])).get()
+    np.testing.assert_array_equal(paged[0], attend(query[0], k[:, :117], v[:, :117], causal=True)[0])
+    sees_bad = np.arange(30) >= 20
+    assert np.isnan(paged[1][:, sees_bad]).all()
+    assert np.isfinite(paged[1][:, ~sees_bad]).all()
+    assert len(launched) == 4
