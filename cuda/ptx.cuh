@@ -67,7 +67,6 @@ template <int groups> DS_DEVICE void copy_async_wait() { asm volatile("cp.async.
 #endif
 
 // ------------------------------------------------------------------ matrices over the lanes of a warp, see tensor.cuh
-DS_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 // Four matrices of 8 rows of 16 bytes. Lane 8 i + r has the shared address of row r of matrix i; every lane gets two neighbours of each.
 DS_DEVICE void load_matrices(u32 (&a)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -89,13 +88,11 @@ DS_DEVICE void multiply_bf16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #else
-DS_DEVICE void multiply_half_f16(f32 (&d)[4], u32 a0, u32 a1, u32 b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b));
-}
 DS_DEVICE void multiply_f16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    multiply_half_f16(d, a[0], a[1], b0);
-    multiply_half_f16(d, a[2], a[3], b1);
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
 }
 #endif
 
@@ -114,11 +111,12 @@ DS_DEVICE u32 pair_to_f16(f32 a, f32 b) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %
 DS_DEVICE u32 pair_to_bf16(f32 a, f32 b) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
 DS_DEVICE u16 to_bf16(f32 a) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(a)); return r; }
 #else
-DS_DEVICE u32 pair_to_f16(f32 a, f32 b) { return u32(to_f16(b)) << 16 | to_f16(a); }
 DS_DEVICE u16 to_bf16(f32 a) {
     const u32 bits = __float_as_uint(a);
     return (bits & 0x7fffffffu) > 0x7f800000u ? u16(0x7fff) : u16((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+DS_DEVICE u32 pair_to_f16(f32 a, f32 b) { return u32(to_f16(b)) << 16 | to_f16(a); }
+DS_DEVICE u32 pair_to_bf16(f32 a, f32 b) { return u32(to_bf16(b)) << 16 | to_bf16(a); }
 #endif
 
 }  // namespace ds
