@@ -206,7 +206,9 @@ def _matrices() -> Iterator[Probe]:
     as_bf16 = [(x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) for x in (a, b)]
     for name, factors in (("f16", [x.astype(np.float16).view(np.uint16) for x in (a, b)]), ("bf16", as_bf16)):
         operands = (*factors, c)
-        yield Probe(f"multiply_{name}_f32", operands, np.dtype(np.float32), 128, "float32", threads=32, takes_size=False)
+        yield Probe(
+            f"multiply_{name}_f32", operands, np.dtype(np.float32), 128, "float32", threads=32, takes_size=False
+        )
 
 
 def _exchanges() -> Iterator[Probe]:

@@ -1,4 +1,4 @@
-"""Attention of half types on tensor cores: tiles and their edges, options, and rows that the exact kernel takes over."""
+"""Attention of half types on tensor cores: tiles and their edges, options, rows that the exact kernel takes over."""
 
 from typing import Any, NamedTuple
 
@@ -8,10 +8,11 @@ import emulator
 import numpy as np
 import pytest
 from attention_cases import Shape, lone, operands
+from cuda_mistakes_attention import CALLS, MUTATIONS
 from tolerance import attention_mismatch
 
 import dualsoft as ds
-from dualsoft.backends import cuda_attention_tensor
+from dualsoft.backends import cuda, cuda_attention_tensor, nvrtc
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -35,7 +36,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def attend(q: Array, k: Array, v: Array, name: str = NAME, **options: Any) -> tuple[Array, Array]:
     with ds.use_backend(name):
-        cp = devices.module(name)
+        cp = devices.module(NAME if name == "cuda" else name)
         moved = {key: cp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
         out, lse = ds.attention(*(cp.asarray(x) for x in (q, k, v)), return_lse=True, **moved)
         return out.get(), lse.get()
@@ -63,7 +64,9 @@ CASES = {
     "causal from the top left": Case("bf16", lone(70, 200, 128), {"causal": True, "causal_offset": 0}),
     "window": Case("f16", lone(90, 300, 64), {"window": (70, 3)}),
     "groups": Case("bf16", GROUPED, {"causal": True}),
-    "lengths": Case("f16", GROUPED, {"kv_lengths": np.array([131, 0]), "causal": True, "causal_offset": np.array([20, 5])}),
+    "lengths": Case("f16", GROUPED, {
+        "kv_lengths": np.array([131, 0]), "causal": True, "causal_offset": np.array([20, 5]),
+    }),
     "sinks": Case("bf16", GROUPED, {"sinks": [0.5, -np.inf, 3.0, 80.0, -2.0, 0.0], "causal": True}),
     "scale": Case("f16", lone(40, 70, 64), {"scale": 0.7}),
     "head dim 128": Case("f16", Shape((), 2, 1, 70, 100, 128, 128), {}),
@@ -88,7 +91,12 @@ def test_what_the_exact_kernel_serves(launched: list[int]) -> None:
     q, k, v = operands("f16", lone(20, 30, 64))
     for options in ({"mask": np.arange(30) > 3}, {"softcap": 5.0}, {"bias": np.zeros(30)}, {"scale": -1.0}):
         check(q, k, v, **options)
-    for arrays in ((q[..., :60], k[..., :60], v), (q, k, v[..., :3]), (q[..., :16, :], k, v), (q, k.astype(np.float32), v)):
+    for arrays in (
+        (q[..., :60], k[..., :60], v),
+        (q, k, v[..., :3]),
+        (q[..., :16, :], k, v),
+        (q, k.astype(np.float32), v),
+    ):
         check(*arrays)
     assert not launched
 
@@ -100,7 +108,7 @@ def test_views(launched: list[int]) -> None:
     wide[..., 32:96] = q
     with ds.use_backend(NAME):
         cp = devices.module(NAME)
-        out = cp.zeros(q.shape[:-1] + (65,), q.dtype)[..., 1:]
+        out = cp.zeros((*q.shape[:-1], 65), q.dtype)[..., 1:]
         given = ds.attention(cp.asarray(wide)[..., 32:96], cp.asarray(k), cp.asarray(v), causal=True, out=out)
     np.testing.assert_array_equal(given.get(), attend(q, k, v, causal=True)[0])
     assert len(launched) == 3
@@ -182,3 +190,44 @@ def test_packed_and_paged(launched: list[int]) -> None:
     assert np.isnan(paged[1][:, sees_bad]).all()
     assert np.isfinite(paged[1][:, ~sees_bad]).all()
     assert len(launched) == 4
+
+
+# ------------------------------------------------------------------ what is moved
+@pytest.mark.parametrize(("name", "head_dim"), [(NAME, 64), (NAME, 128), (NAME, 256), ("cuda-emulated:sm_75", 64)])
+def test_nothing_is_moved_in_vain(name: str, head_dim: int) -> None:
+    """Matrices come from shared memory without bank conflicts, and outputs fill the sectors that they are stored to."""
+    q, k, v = operands("f16", lone(64, 64, head_dim))
+    emulator.profile()
+    with emulator.settings(profile=True):
+        attend(q, k, v, name)
+    rows = [row for row in emulator.profile() if row.file != "attention.cu"]
+    matrices = [row for row in rows if row.file == "tensor.cuh" and (row.space, row.operation) == ("shared", "load")]
+    assert sum(row.requests for row in matrices) >= 3 * 64 * head_dim // 64
+    stores = [row for row in rows if (row.space, row.operation, row.bytes) == ("global", "store", 16)]
+    assert sum(row.units for row in stores) == q.nbytes // 32
+    assert [row for row in rows if row.bytes == 16 and row.units != row.ideal] == []
+
+
+# ------------------------------------------------------------------ planted mistakes
+@pytest.mark.parametrize("name", CALLS)
+def test_the_kernels_as_they_are(name: str) -> None:
+    call = CALLS[name]
+    check(call.q, call.k, call.v, **call.options)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mistakes_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation, assemble = MUTATIONS[name], nvrtc.assemble
+    assert assemble("attention_tensor.cu").count(mutation.old) == 1, "the kernels have changed, and this test with them"
+    monkeypatch.setattr(nvrtc, "assemble", lambda source: assemble(source).replace(mutation.old, mutation.new))
+    monkeypatch.setattr(cuda, "_found", (cuda.Kernels(devices.module(NAME)), None))
+    for call in mutation.calls:
+        q, k, v, options = CALLS[call]
+        try:
+            got, want = attend(q, k, v, "cuda", **options), attention_oracle.attention(q, k, v, **options)
+            with np.errstate(all="ignore"):
+                how = attention_mismatch(*got, want) and "wrong numbers"
+        except emulator.KernelFault as fault:
+            how = ", ".join(sorted({entry.kind for entry in fault.faults})) or str(fault).partition(":")[0]
+        assert how is not None, f"{call}: nobody sees it"
+        assert any(sign in how for sign in mutation.signs), f"{call}: seen as {how}"

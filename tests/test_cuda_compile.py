@@ -37,18 +37,13 @@ REGISTERS = {
     "cumulative_rows": 128,
     "attention": 255,
     "attention_merge": 128,
+    "attention_tensor": 255,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
 up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy."""
 
-_OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
-SPILLS: dict[tuple[str, int], tuple[int, str]] = {
-    ("attention[x=f16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=bf16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=f32, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
-}
+SPILLS: dict[tuple[str, int], tuple[int, str]] = {}
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""
 
 SUBROUTINES = {
@@ -170,6 +165,22 @@ def test_kept_rows_are_copied_beside_the_threads(found: tuple[Code, ...]) -> Non
         for code in kept
         if code.counts[name] < (int(dict(code.variant.defines)["DS_SLOTS"]) if name == "LDGSTS" else 1)
     )
+
+
+def test_attention_of_half_types_is_on_tensor_cores(found: tuple[Code, ...]) -> None:
+    """Two products of a tile are so many multiplications, with a load of matrices for each two; copies go beside."""
+    codes = [code for code in found if code.variant.kernel == "attention_tensor"]
+    assert codes
+    is_old = found[0].architecture < 80
+    for code in codes:
+        dim = int(dict(code.variant.defines)["DS_DIM"])
+        keys = 64 if dim <= 128 else 16 if is_old else 32
+        steps = dim // 16 if dim <= 128 else 4  # of the first product, in the text
+        products = 2 * keys // 16 * (steps + dim // 16) * (2 if is_old else 1)
+        assert code.counts["HMMA"] == products, code.variant.name
+        assert products // (4 if is_old else 2) <= code.counts["LDSM"] <= products // (4 if is_old else 2) + dim // 16
+        copies = 2 * keys * dim // 8 // code.threads
+        assert code.counts["LDG.128" if is_old else "LDGSTS"] >= copies, code.variant.name
 
 
 def test_addresses_are_global_or_shared(found: tuple[Code, ...]) -> None:

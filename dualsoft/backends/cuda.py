@@ -10,7 +10,16 @@ from typing import Any
 
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends import Backend, cuda_attention, cuda_attention_tensor, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import (
+    Backend,
+    cuda_attention,
+    cuda_attention_tensor,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_rows,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
@@ -84,7 +93,12 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes)) if variant.oldest <= device.architecture]
+        wanted = [
+            variant
+            for table in _TABLES
+            for variant in table.variants(tuple(codes))
+            if variant.oldest <= device.architecture
+        ]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)

@@ -153,7 +153,12 @@ def _scale(scale: float, arithmetic: str) -> tuple[float, float, float]:
 
 
 def _launches(
-    p: AttentionProblem, task: np.ndarray[Any, Any], device: Device, variant: Variant, is_few: bool, on_tensor_cores: bool
+    p: AttentionProblem,
+    task: np.ndarray[Any, Any],
+    device: Device,
+    variant: Variant,
+    is_few: bool,
+    on_tensor_cores: bool,
 ) -> Iterator[Launch]:
     arithmetic = str(dict(variant.defines)["DS_C"])
     rows, columns = _ROWS[arithmetic][0 if is_few else 1], _COLUMNS[arithmetic]

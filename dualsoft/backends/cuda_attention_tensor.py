@@ -55,7 +55,12 @@ def serves(p: AttentionProblem, task: np.ndarray[Any, Any], has_options: bool, a
     dims = (p.q.shape[-1], p.v.shape[-1])
     are_pieces = all(0 < n <= _DIMS[-1] and n % _ELEMENTS_A_PIECE == 0 for n in dims)
     is_one_dtype = p.x_code == p.k_code == p.v_code == p.out_code
-    return are_pieces and is_one_dtype and 1 / _MOST_SCALE < p.scale < _MOST_SCALE and bool(task["at"]["is_wide"][:3].all())
+    return (
+        are_pieces
+        and is_one_dtype
+        and 1 / _MOST_SCALE < p.scale < _MOST_SCALE
+        and bool(task["at"]["is_wide"][:3].all())
+    )
 
 
 def launch(p: AttentionProblem, task: np.ndarray[Any, Any], blocks: int, device: Device) -> tuple[Launch, Any]:
