@@ -99,6 +99,7 @@ DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special)
     if (threadIdx.x >= ROWS) return;
     const int row = int(threadIdx.x);
     bool found = false;
+#pragma unroll 1
     for (int k = 0; k < KEYS; ++k) found |= (special[k / 32] >> k % 32 & 1) != 0 && j0 + k >= memory.lo[row] && j0 + k < memory.hi[row];
     if (found) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
 }
