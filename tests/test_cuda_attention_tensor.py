@@ -168,6 +168,17 @@ def test_bits_depend_on_neither_batch_nor_capacity() -> None:
             np.testing.assert_array_equal(both[i], one)
 
 
+@pytest.mark.parametrize("section", [1, 3, 4, 9])
+def test_heads_come_in_sections(section: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which heads and row blocks are served changes no bit; the last section may be smaller."""
+    arrays = operands("f16", GROUPED)
+    arrays[2][1, 0, 100, 5] = np.nan
+    want = attend(*arrays, causal=True)
+    monkeypatch.setattr(cuda_attention_tensor, "_section", lambda *_: section)
+    for got, right in zip(attend(*arrays, causal=True), want, strict=True):
+        np.testing.assert_array_equal(got, right)
+
+
 WAYS = (
     {"schedule": "descending"},
     {"schedule": "random", "seed": 1},

@@ -63,11 +63,20 @@ def serves(p: AttentionProblem, task: np.ndarray[Any, Any], has_options: bool, a
     )
 
 
+def _section(p: AttentionProblem, keys: int, cache: int) -> int:
+    """Return how many heads of keys are served one after the other: what half the second-level cache holds of them."""
+    if p.q_starts is not None:
+        return 0
+    head_bytes: int = keys * (p.q.shape[-1] + p.v.shape[-1]) * 2
+    return max(1, cache // 2 // max(1, head_bytes))
+
+
 def launch(p: AttentionProblem, task: np.ndarray[Any, Any], blocks: int, device: Device) -> tuple[Launch, Any]:
     """Return the launch, and the words that tell which rows are left to the exact kernel; ``blocks`` of rows in all."""
     odd = device.scratch((blocks,), "uint64")
     task["slices"] = task["runs"] = 1
     task["work"] = blocks
+    task["section"] = _section(p, int(task["keys"]), device.cache)
     dim = next(n for n in _DIMS if n >= max(p.q.shape[-1], p.v.shape[-1]))
     shared = _shared(dim, device.architecture)
     return Launch(_variant(p.x_code, dim), min(blocks, MOST_BLOCKS), _BLOCK, (task, odd), shared), odd
