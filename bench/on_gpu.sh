@@ -104,11 +104,11 @@ fi
 describe_installed
 run conformance 60 "$python" tests/gpu_conformance.py
 # Tests whose parameter is the backend "cuda"; those of the emulator and of this benchmark need no card.
-run matrix 300 env DUALSOFT_TEST_REQUIRE=cuda "$python" -m pytest -q tests \
+run matrix 600 env DUALSOFT_TEST_REQUIRE=cuda "$python" -m pytest -q tests \
     -k "cuda and not emulated and not test_cuda and not test_bench and not test_layering"
 if [ -n "$cases" ]; then
-    run cases 120 "$python" "$cases/run.py" --backend cuda --arrays cupy \
-        --api softmax,log_softmax,logsumexp,cumulative_logsumexp
+    run cases 240 "$python" "$cases/run.py" --backend cuda --arrays cupy \
+        --api softmax,log_softmax,logsumexp,cumulative_logsumexp,attention,decode,merge
 fi
 run bench 420 "$python" -m bench --backend cuda --json "$out/bench.json"
 if [ "$dry" = 1 ]; then

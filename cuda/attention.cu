@@ -15,7 +15,11 @@ struct block_memory {
     f64 *m, *d;                     // of the rows
     i64 *lo, *hi;                   // the keys that they see as far as positions tell
     u32* is_odd;                    // whose sums are not finite, though d is
+    u64* selected;                  // rows that are wanted, a bit each
 };
+
+// Whether there may be rows that tensor cores have left, and others that have their results already.
+constexpr bool IS_SELECTIVE = IS_HALF<x_type> && !IS_WIDE && !DS_OPTIONS && !DS_FEW;
 
 // What a thread has of its rows: m in units of t.unit, its own part of d, outputs.
 struct running {
@@ -206,25 +210,47 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
     __syncthreads();
 }
 
+// The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
+DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
+    const i64 step = gridDim.x;
+    while (wanted && index < t.work) {
+        const i64 mine = index + threadIdx.x * step;
+        const bool is_any = mine < t.work && load_aligned<u64>(wanted + quotient_of(mine, t.slices)) != 0;
+        if (!__syncthreads_or(is_any)) index += THREADS * step;
+        else if (load_aligned<u64>(wanted + quotient_of(index, t.slices)) != 0) break;
+        else index += step;
+    }
+    return index;
+}
+
 }  // namespace ds
 
 #include "attention_emit.cuh"
 
+// `selected`, if given, has a word for each block of rows, a bit a row; the others have their results already.
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
-    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs) {
+    attention(const __grid_constant__ ds::attention_task t, char* sums, double* pairs, const unsigned long long* selected) {
     using namespace ds;
+    const u64* const wanted = IS_SELECTIVE ? selected : nullptr;
     DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
     DS_SHARED(f64, m, ROWS);
     DS_SHARED(f64, d, ROWS);
     DS_SHARED(i64, lo, ROWS);
     DS_SHARED(i64, hi, ROWS);
     DS_SHARED(u32, is_odd, ROWS);
+    DS_SHARED(u64, rows, 1);
+    DS_SHARED(work_item, work, 1);          // the same for all threads: registers are few
     compute* const tile = (compute*)tiles;
-    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd};
+    const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd, rows};
     const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
-    for (i64 index = blockIdx.x; index < t.work; index += gridDim.x) {
-        const work_item w = work_of(t, index, ROWS, DS_FEW);
-        if (w.is_any) attend(t, w, memory, kept);
+    for (i64 index = next_work(t, wanted, blockIdx.x); index < t.work; index = next_work(t, wanted, index + gridDim.x)) {
+        if (threadIdx.x == 0) {
+            work[0] = work_of(t, index, ROWS, DS_FEW);
+            if (wanted) work[0].slot = i64(blockIdx.x) * ROWS;
+            if (IS_SELECTIVE) rows[0] = wanted ? load_aligned<u64>(wanted + quotient_of(index, t.slices)) : ~u64(0);
+        }
+        __syncthreads();
+        if (work[0].is_any) attend(t, work[0], memory, kept, wanted != nullptr);
         __syncthreads();
     }
 }

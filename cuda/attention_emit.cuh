@@ -14,6 +14,9 @@ struct destination {
     kept_rows<wide> kept;
     bool is_kept;               // merged later, and not an output yet
     bool is_first;              // the first run, or the only one
+    bool is_last;               // the last one of rows that were selected: they become outputs here
+    const u64* selected;
+    DS_DEVICE bool wants(int row) const { return row < int(w.last - w.first) && (!IS_SELECTIVE || (*selected >> row & 1) != 0); }
 };
 
 // The vectors of a block's sums, in turn: the same thread has the same ones in every pass.
@@ -86,47 +89,56 @@ DS_DEVICE row_pair pair_of_row(const block_memory& memory, int row, f64 exact_un
     return {natural, d};
 }
 
-DS_DEVICE void put_output(const destination& to, row_place at, const row_pair& p, const vector& o, int column) {
+DS_DEVICE void put_output(const destination& to, row_place at, const row_pair& p, const wide (&o)[VECTOR], int column) {
     const placed& out = to.t.at[AT_OUT];
     const i64 first = to.w.slice * COLUMNS + column;
     if (first >= to.t.dim_v) return;
     const row_end end = end_of_row(to.t, at.head, p);
     f64 x[VECTOR];
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) x[i] = to.t.at[AT_M].base ? sum_of_state(to_wide(o.at[i]), p) : output_of(to_wide(o.at[i]), end);
+    for (int i = 0; i < VECTOR; ++i) x[i] = to.t.at[AT_M].base ? sum_of_state(o[i], p) : output_of(o[i], end);
     store_numbers(to.out + offset_of_row(out, at) + first * out.item, out.item, int(out.code), out.is_wide != 0, x, int(least(VECTOR, to.t.dim_v - first)));
     if (first == 0) store_statistics(to.t, to.stats, at, end.pair);
 }
 
-// A vector of a row's sums joins those of earlier runs.
-DS_DEVICE void keep_sums(const destination& to, i64 slot, row_pair p, const vector& o, int column) {
-    wide* const at = to.kept.sum(slot, COLUMNS) + column;
-    meeting joint = {0.0, 1.0, p};
-    if (!to.is_first) joint = meet(to.kept.pairs[slot], p);
+// A vector of a row's sums, and its pair, join those of earlier runs.
+DS_DEVICE void join_kept(const destination& to, i64 slot, row_pair& p, wide (&o)[VECTOR], int column) {
+    if (to.is_first) return;
+    const wide* const kept = to.kept.sum(slot, COLUMNS) + column;
+    const meeting joint = meet(to.kept.pairs[slot], p);
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) at[i] = to.is_first ? to_wide(o.at[i]) : united(joint, at[i], to_wide(o.at[i]));
+    for (int i = 0; i < VECTOR; ++i) o[i] = united(joint, kept[i], o[i]);
+    p = joint.both;
 }
 
 // The rows that this kind of sums is for.
 DS_DEVICE void emit(const destination& to, const block_memory& memory, f64 exact_unit, int kind, const seen_values& seen) {
-    const int rows = int(to.w.last - to.w.first);
     const u32 is_wanted = kind == SHRUNK;
 #pragma unroll 1
     for (int n = 0; n < TURNS; ++n) {
         const turn at = turn_of(n);
-        if (at.row >= rows || memory.is_odd[at.row] != is_wanted) continue;
+        if (!to.wants(at.row) || memory.is_odd[at.row] != is_wanted) continue;
         vector sum = sums_at(memory, at);
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i)
             if (kind == SHRUNK) sum.at[i] = rounded<compute>::of(f64(sum.at[i]) / memory.d[at.row] / f64(SHRINK));
         put_seen(seen, n, sum);
-        const row_pair p = pair_of_row(memory, at.row, exact_unit, kind);
-        if (to.is_kept) keep_sums(to, to.w.slot + at.row, p, sum, at.column);
-        else put_output(to, place_of_row(to.t, to.w.head, to.w.first + at.row), p, sum, at.column);
+        row_pair p = pair_of_row(memory, at.row, exact_unit, kind);
+        wide o[VECTOR];
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) o[i] = to_wide(sum.at[i]);
+        const i64 slot = to.w.slot + at.row;
+        if (to.is_kept) join_kept(to, slot, p, o, at.column);
+        if (!to.is_kept || (IS_SELECTIVE && to.is_last)) {
+            put_output(to, place_of_row(to.t, to.w.head, to.w.first + at.row), p, o, at.column);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) to.kept.sum(slot, COLUMNS)[at.column + i] = o[i];
     }
     __syncthreads();            // every thread has read the pairs that now move on
     const int row = int(threadIdx.x);
-    if (to.is_kept && row < rows && memory.is_odd[row] == is_wanted) {
+    if (to.is_kept && row < ROWS && to.wants(row) && memory.is_odd[row] == is_wanted) {
         row_pair& both = to.kept.pairs[to.w.slot + row];
         const row_pair p = pair_of_row(memory, row, exact_unit, kind);
         both = to.is_first ? p : meet(both, p).both;
@@ -168,7 +180,8 @@ DS_DEVICE void attend_run(const summing& in, const destination& to, i64 run) {
     }
 }
 
-DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_memory& memory, const kept_rows<wide>& kept) {
+// The sums of selected rows are merged here, those of all by another kernel.
+DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_memory& memory, const kept_rows<wide>& kept, bool is_selection) {
     const reach seen = reach_of(t, w);
     for (int row = int(threadIdx.x); row < ROWS; row += THREADS) {
         const key_range own = w.of.seen_by(t, quotient_of(least(w.first + row, w.last - 1), t.group));
@@ -177,11 +190,12 @@ DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_m
     }
     const option_bases from = DS_OPTIONS ? option_bases_of(t, w.of) : option_bases{nullptr, nullptr, nullptr};
     const summing in = {t, w, seen, from, DS_OPTIONS ? compute(1) : rounded<compute>::of(t.unit), DS_OPTIONS ? 1.0 : t.exact_unit, memory};
-    destination to = {t, w, w.of.base(t, AT_OUT), statistics_of(t, w.of), kept, kept.sums != nullptr, true};
+    destination to = {t, w, w.of.base(t, AT_OUT), statistics_of(t, w.of), kept, kept.sums != nullptr, true, false, memory.selected};
     i64 run = DS_FEW ? w.run : quotient_of(most(0, seen.any.lo), RUN);
     const i64 last = DS_FEW ? run : quotient_of(most(0, seen.any.hi - 1), RUN);
 #pragma unroll 1
     do {
+        to.is_last = IS_SELECTIVE && is_selection && run >= last;
         attend_run(in, to, run);
         to.is_first = false;
     } while (++run <= last);

@@ -33,6 +33,7 @@ struct attention_task {
     i64 columns;                    // keys that mask and bias know of
     i64 is_unseen;                  // the host has not seen the starts
     i64 row_blocks, slices, runs, work, rows_kept;
+    i64 section;                    // heads of keys, of all sequences, whose row blocks come one after the other; 0: all
 };
 
 DS_DEVICE i64 least(i64 a, i64 b) { return a < b ? a : b; }

@@ -49,6 +49,11 @@ DS_UNARY(to_f16_f64, u16, f64, to_f16)
 DS_UNARY(to_bf16_f32, u16, f32, to_bf16)
 DS_UNARY(to_bf16_f64, u16, f64, bf16_of)
 
+// Two neighbours a thread.
+#define DS_PAIRS(function) { const int i = element(); if (2 * i < n) y[i] = function(a[2 * i], a[2 * i + 1]); }
+DS_KERNEL(pair_to_f16_f32)(const f32* a, u32* y, int n) DS_PAIRS(pair_to_f16)
+DS_KERNEL(pair_to_bf16_f32)(const f32* a, u32* y, int n) DS_PAIRS(pair_to_bf16)
+
 // ------------------------------------------------------------------ elementary functions
 DS_UNARY(exponential_f32, f32, f32, exponential)
 DS_UNARY(exponential_f64, f64, f64, exponential)
@@ -86,6 +91,53 @@ DS_KERNEL(copy_async_void)(const char* x, char* y) {
     there[lane] = mine;
 #endif
     store_aligned(y + 16 * lane, there[lane]);
+}
+
+// ------------------------------------------------------------------ matrices: one warp
+// Four matrices of 8 x 8 halves, a row a lane, and what every lane gets of each.
+DS_DEVICE u32 row_of_lane(const char* x) {
+    typedef chunk<u8, 16> row;
+    DS_SHARED(row, rows, 32);
+    rows[threadIdx.x] = load_aligned<row>(x + 16 * threadIdx.x);
+    __syncwarp();
+    return u32(__cvta_generic_to_shared(rows + threadIdx.x));
+}
+DS_DEVICE void put_matrices(const u32 (&a)[4], u32* y) {
+    for (int i = 0; i < 4; ++i) y[4 * threadIdx.x + i] = a[i];
+}
+DS_KERNEL(load_matrices_u32)(const char* x, u32* y) { u32 a[4]; load_matrices(a, row_of_lane(x)); put_matrices(a, y); }
+DS_KERNEL(load_transposed_u32)(const char* x, u32* y) { u32 a[4]; load_transposed(a, row_of_lane(x)); put_matrices(a, y); }
+
+// y = a b + c by rows, of 16 x 16 and 16 x 8, from the fragments that lanes have.
+DS_DEVICE u32 two(const u16* x, int step) { return u32(x[step]) << 16 | x[0]; }
+struct product {
+    f32 d[4];
+    u32 a[4], b[2];
+    int row, column;
+    DS_DEVICE product(const u16* x, const u16* z, const f32* c) : row(int(threadIdx.x) / 4), column(int(threadIdx.x) % 4 * 2) {
+        for (int i = 0; i < 4; ++i) a[i] = two(x + (row + i % 2 * 8) * 16 + column + i / 2 * 8, 1);
+        for (int i = 0; i < 2; ++i) b[i] = two(z + (column + i * 8) * 8 + row, 8);
+        for (int i = 0; i < 4; ++i) d[i] = c[place(i)];
+    }
+    DS_DEVICE int place(int i) const { return (row + i / 2 * 8) * 8 + column + i % 2; }
+    DS_DEVICE void put(f32* y) const {
+        for (int i = 0; i < 4; ++i) y[place(i)] = d[i];
+    }
+};
+DS_KERNEL(multiply_f16_f32)(const u16* a, const u16* b, const f32* c, f32* y) {
+    product p(a, b, c);
+    multiply_f16(p.d, p.a, p.b[0], p.b[1]);
+    p.put(y);
+}
+DS_KERNEL(multiply_bf16_f32)(const u16* a, const u16* b, const f32* c, f32* y) {
+    product p(a, b, c);
+#if __CUDA_ARCH__ >= 800
+    multiply_bf16(p.d, p.a, p.b[0], p.b[1]);
+#else
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 16; ++k) p.d[i] = fused(from_bf16(a[p.place(i) / 8 * 16 + k]), from_bf16(b[k * 8 + p.place(i) % 8]), p.d[i]);
+#endif
+    p.put(y);
 }
 
 // ------------------------------------------------------------------ between lanes: one warp, y[k][lane] from the lane at distance 2^k

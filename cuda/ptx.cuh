@@ -68,6 +68,36 @@ DS_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" : : :
 template <int groups> DS_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory"); }
 #endif
 
+// ------------------------------------------------------------------ matrices over the lanes of a warp, see tensor.cuh
+// Four matrices of 8 rows of 16 bytes. Lane 8 i + r has the shared address of row r of matrix i; every lane gets two neighbours of each.
+DS_DEVICE void load_matrices(u32 (&a)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(row) : "memory");
+}
+// The same, transposed: neighbours are of one column.
+DS_DEVICE void load_transposed(u32 (&a)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(row) : "memory");
+}
+// d += a b of 16 x 16 and 16 x 8.
+#if __CUDA_ARCH__ >= 800
+DS_DEVICE void multiply_f16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DS_DEVICE void multiply_bf16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+DS_DEVICE void multiply_f16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+}
+#endif
+
 // ------------------------------------------------------------------ conversions, rounding to nearest
 DS_DEVICE f64 widen(f32 a) { f64 r; asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a)); return r; }
 DS_DEVICE f32 narrow(f64 a) { f32 r; asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }
@@ -78,12 +108,17 @@ DS_DEVICE f32 from_f16(u16 bits) { f32 r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : 
 DS_DEVICE u16 to_f16(f32 a) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a)); return r; }
 DS_DEVICE u16 to_f16(f64 a) { u16 r; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r) : "d"(a)); return r; }
 #if __CUDA_ARCH__ >= 800
+// Two neighbours, the first in the low bits.
+DS_DEVICE u32 pair_to_f16(f32 a, f32 b) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+DS_DEVICE u32 pair_to_bf16(f32 a, f32 b) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
 DS_DEVICE u16 to_bf16(f32 a) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(a)); return r; }
 #else
 DS_DEVICE u16 to_bf16(f32 a) {
     const u32 bits = __float_as_uint(a);
     return (bits & 0x7fffffffu) > 0x7f800000u ? u16(0x7fff) : u16((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+DS_DEVICE u32 pair_to_f16(f32 a, f32 b) { return u32(to_f16(b)) << 16 | to_f16(a); }
+DS_DEVICE u32 pair_to_bf16(f32 a, f32 b) { return u32(to_bf16(b)) << 16 | to_bf16(a); }
 #endif
 
 }  // namespace ds

@@ -344,7 +344,7 @@ def variants() -> list[Variant]:
 @functools.cache
 def codes(architecture: int) -> tuple[Code, ...]:
     """Every variant compiled for the architecture, and read."""
-    listed = variants()
+    listed = [variant for variant in variants() if variant.oldest <= architecture]
     cubins = in_parallel(lambda variant: compile_variant(variant, architecture), listed)
     return tuple(read(listed, cubins, architecture))
 

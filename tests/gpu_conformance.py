@@ -168,6 +168,10 @@ def _conversions() -> Iterator[Probe]:
         yield _of(f"to_f16_{name}", np.uint16, operand, number="float16")
     yield _of("to_bf16_f32", np.uint16, rounding_to(8, -126, 127, np.float32), number="bfloat16")
     yield _of("to_bf16_f64", np.uint16, wide, number="bfloat16")
+    # Two elements a thread.
+    to_bf16 = rounding_to(8, -126, 127, np.float32)
+    yield _of("pair_to_f16_f32", np.uint16, to_f16[0][0][: to_f16[0][0].size // 2 * 2], number="float16")
+    yield _of("pair_to_bf16_f32", np.uint16, to_bf16[: to_bf16.size // 2 * 2], number="bfloat16")
 
 
 def _elementary() -> Iterator[Probe]:
@@ -193,6 +197,22 @@ def _memory() -> Iterator[Probe]:
         yield Probe(f"move_words_{size}", (data,), np.dtype(np.uint8), count * size, "uint8", grid=2)
     data = scrambled(64, 43).view(np.uint8)
     yield Probe("copy_async_void", (data,), np.dtype(np.uint8), data.size, "uint8", threads=32, takes_size=False)
+
+
+def _matrices() -> Iterator[Probe]:
+    rows = scrambled(64, 47).view(np.uint16)
+    for name in ("load_matrices_u32", "load_transposed_u32"):
+        yield Probe(name, (rows,), np.dtype(np.uint32), 128, "uint32", threads=32, takes_size=False)
+    # Whole numbers, whose sums are exact in whatever order a card adds them; an infinity, and NaN where it meets 0.
+    a, b = (np.floor(uniform(-60, 60, 16 * n, 53 + n)).astype(np.float32) for n in (16, 8))
+    c = np.floor(uniform(-1e5, 1e5, 128, 59)).astype(np.float32)
+    a[3 * 16 + 5], b[5 * 8 + 2] = np.inf, 0
+    as_bf16 = [(x.view(np.uint32) >> np.uint32(16)).astype(np.uint16) for x in (a, b)]
+    for name, factors in (("f16", [x.astype(np.float16).view(np.uint16) for x in (a, b)]), ("bf16", as_bf16)):
+        operands = (*factors, c)
+        yield Probe(
+            f"multiply_{name}_f32", operands, np.dtype(np.float32), 128, "float32", threads=32, takes_size=False
+        )
 
 
 def _exchanges() -> Iterator[Probe]:
@@ -232,7 +252,7 @@ def _exchanges() -> Iterator[Probe]:
 def probes() -> tuple[Probe, ...]:
     """Return every probe."""
     with np.errstate(all="ignore"):
-        return (*_arithmetic(), *_conversions(), *_elementary(), *_memory(), *_exchanges())
+        return (*_arithmetic(), *_conversions(), *_elementary(), *_memory(), *_matrices(), *_exchanges())
 
 
 # ---------------------------------------------------------------- running and comparing

@@ -42,22 +42,16 @@ REGISTERS = {
     "gradient_queries": 255,
     "gradient_bias": 255,
     "gradient_sinks": 48,
+    "attention_tensor": 255,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
 that reduces has up to 8 columns, and 128 bytes on their way: the 8 warps of one block suffice to keep memory busy."""
 
 _ADDRESS = "an address waits outside of the loops, which leaves room for 16 warps instead of 8"
-_OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
+_OPTIONS = "dtypes and options told at run time take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
     ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (8, _ADDRESS),
-    **{
-        (f"attention[x={x}, c=f32, options=1, few=0]", architecture): (8, _OPTIONS)
-        for x in ("f16", "bf16", "f32", "anything")
-        for architecture in (75, 80, 86, 89)
-    },
-    ("attention[x=anything, c=f32, options=1, few=0]", 75): (16, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
     ("attention_gradient[x=anything, c=f32, few=0]", 120): (16, _OPTIONS),
     ("gradient_bias[x=anything, c=f64, few=0]", 120): (24, _OPTIONS),
 }
@@ -185,6 +179,22 @@ def test_kept_rows_are_copied_beside_the_threads(found: tuple[Code, ...]) -> Non
         for code in kept
         if code.counts[name] < (int(dict(code.variant.defines)["DS_SLOTS"]) if name == "LDGSTS" else 1)
     )
+
+
+def test_attention_of_half_types_is_on_tensor_cores(found: tuple[Code, ...]) -> None:
+    """Two products of a tile are so many multiplications, with a load of matrices for each two; copies go beside."""
+    codes = [code for code in found if code.variant.kernel == "attention_tensor"]
+    assert codes
+    is_old = found[0].architecture < 80
+    for code in codes:
+        dim = int(dict(code.variant.defines)["DS_DIM"])
+        keys = 64 if dim <= 128 else 16 if is_old else 32
+        steps = dim // 16 if dim <= 128 else 4  # of the first product, in the text
+        products = 2 * keys // 16 * (steps + dim // 16) * (2 if is_old else 1)
+        assert code.counts["HMMA"] == products, code.variant.name
+        assert products // (4 if is_old else 2) <= code.counts["LDSM"] <= products // (4 if is_old else 2) + dim // 16
+        copies = 2 * keys * dim // 8 // code.threads
+        assert code.counts["LDG.128" if is_old else "LDGSTS"] >= copies, code.variant.name
 
 
 def test_addresses_are_global_or_shared(found: tuple[Code, ...]) -> None:

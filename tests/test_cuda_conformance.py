@@ -142,6 +142,16 @@ def as_f16(x: Array) -> Array:
     return x.astype(np.float16).view(np.uint16)
 
 
+def fragments(matrices: Array) -> Array:
+    """Lane 4 g + t has the elements 2t and 2t + 1 of row g of each matrix."""
+    by_lane = np.moveaxis(matrices.reshape(4, 32, 2), 0, 1)
+    return np.ascontiguousarray(by_lane).view(np.uint32).ravel()
+
+
+def product(a: Array, b: Array, c: Array) -> Array:
+    return (a.reshape(16, 16).astype(np.float64) @ b.reshape(16, 8).astype(np.float64)).ravel() + c
+
+
 EXACT: dict[str, Callable[..., Array]] = {
     **{f"{name}_{bits}": f for name, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply),
        ("larger", larger), ("divide", np.divide), ("fused", fused), ("reciprocal", np.reciprocal))
@@ -158,6 +168,12 @@ EXACT: dict[str, Callable[..., Array]] = {
     "to_bf16_f32": lambda x: x.astype(ml_dtypes.bfloat16).view(np.uint16),
     "to_bf16_f64": f64_to_bf16,
     **{f"move_words_{size}": lambda x: x for size in (1, 2, 4, 8, 16)},
+    "pair_to_f16_f32": as_f16,
+    "pair_to_bf16_f32": lambda x: x.astype(ml_dtypes.bfloat16).view(np.uint16),
+    "load_matrices_u32": lambda x: fragments(x.reshape(4, 8, 8)),
+    "load_transposed_u32": lambda x: fragments(x.reshape(4, 8, 8).swapaxes(1, 2)),
+    "multiply_f16_f32": lambda a, b, c: product(a.view(np.float16), b.view(np.float16), c),
+    "multiply_bf16_f32": lambda a, b, c: product(a.view(ml_dtypes.bfloat16), b.view(ml_dtypes.bfloat16), c),
     **{f"from_lane_{name}": exchanged for name in ("i32", "f32", "f64")},
     "from_lane_twofold": lambda x: exchanged(x, 2),
     "lane_before_f64": lane_before,

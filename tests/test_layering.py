@@ -52,12 +52,13 @@ LAYERS = (
     {"placement"},
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
+    {"backends.cuda_gradients"},
     {
         "backends.cuda_columns",
         "backends.cuda_weighted",
         "backends.cuda_cumulative",
         "backends.cuda_algorithms",
-        "backends.cuda_gradients",
+        "backends.cuda_attention",
     },
     {
         "backends.reference_complex",
@@ -65,7 +66,7 @@ LAYERS = (
         "backends.reference_losses",
         "backends.reference_topk",
         "backends.cuda_rows",
-        "backends.cuda_attention",
+        "backends.cuda_attention_tensor",
     },
     {"backends.cuda_launch", "backends.cuda_task", "backends.reference_attention"},
     {"backends.nvrtc", "backends.cuda_layout", "backends.reference_rows"},

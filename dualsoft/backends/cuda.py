@@ -14,6 +14,7 @@ from dualsoft.backends import (
     Backend,
     cuda_algorithms,
     cuda_attention,
+    cuda_attention_tensor,
     cuda_columns,
     cuda_cumulative,
     cuda_gradients,
@@ -73,6 +74,7 @@ _TABLES = (
     cuda_cumulative,
     cuda_algorithms,
     cuda_attention,
+    cuda_attention_tensor,
     cuda_gradients,
 )
 
@@ -112,7 +114,12 @@ class Kernels:
     def warmup(self, codes: Iterable[int]) -> int:
         """Load every kernel that calls on arrays of these dtypes can need, for the current device; return how many."""
         device = self.device(self.cp.cuda.Device().id)
-        wanted = [variant for table in _TABLES for variant in table.variants(tuple(codes))]
+        wanted = [
+            variant
+            for table in _TABLES
+            for variant in table.variants(tuple(codes))
+            if variant.oldest <= device.architecture
+        ]
         for variant in wanted:
             if (device.id, variant) not in self._loaded:
                 self.load(device, variant)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dualsoft.attention_problem import AttentionProblem
+from dualsoft.backends import cuda_attention_tensor
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_task import OPERANDS, TASK, Batch, batch_of, place
 from dualsoft.backends.nvrtc import Variant
@@ -24,6 +25,8 @@ _BLOCK = 128
 _ROWS = {"f32": (8, 64), "f64": (8, 32)}
 _COLUMNS = {"f32": 128, "f64": 64}
 _RUN = {True: 1024, False: 2048}
+# Blocks that look for rows which tensor cores have left; each has room for partial results of its own.
+_SECOND_GRID = 256
 _SUM_BYTES = {"f32": 8, "f64": 16}
 
 
@@ -67,7 +70,9 @@ def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
     task, has_options = task_of(p, arithmetic, storage, batch_of(p))
     task["is_unseen"] = type(problem.q_starts) is not np.ndarray
     for is_few in _kinds(problem):
-        yield from _launches(p, task.copy(), device, _variant(storage, arithmetic, has_options, is_few), is_few)
+        variant = _variant(storage, arithmetic, has_options, is_few)
+        on_tensor_cores = not is_few and cuda_attention_tensor.serves(p, task, has_options, device.architecture)
+        yield from _launches(p, task.copy(), device, variant, is_few, on_tensor_cores)
 
 
 _INTEGERS = ("lengths", "offsets", "q_starts", "k_starts", "pages")
@@ -151,24 +156,35 @@ def _scale(scale: float, arithmetic: str) -> tuple[float, float, float]:
 
 
 def _launches(
-    p: AttentionProblem, task: np.ndarray[Any, Any], device: Device, variant: Variant, is_few: bool
+    p: AttentionProblem,
+    task: np.ndarray[Any, Any],
+    device: Device,
+    variant: Variant,
+    is_few: bool,
+    on_tensor_cores: bool,
 ) -> Iterator[Launch]:
-    arithmetic = dict(variant.defines)["DS_C"]
-    rows, columns = _ROWS[str(arithmetic)][0 if is_few else 1], _COLUMNS[str(arithmetic)]
+    arithmetic = str(dict(variant.defines)["DS_C"])
+    rows, columns = _ROWS[arithmetic][0 if is_few else 1], _COLUMNS[arithmetic]
     group, heads, sequences, keys = (int(task[name]) for name in ("group", "heads_k", "sequences", "keys"))
     most = p.q.shape[-2] * group
     slices, runs = -(-p.v.shape[-1] // columns), max(1, -(-keys // _RUN[is_few]))
-    blocks = most // rows + sequences if p.q_starts is not None else -(-most // rows) * sequences
-    task["slices"], task["row_blocks"], task["runs"] = slices, -(-most // rows), runs if is_few else 1
+    blocks = (most // rows + sequences if p.q_starts is not None else -(-most // rows) * sequences) * heads
+    task["row_blocks"] = -(-most // rows)
+    grid, wanted = MOST_BLOCKS, None
+    if on_tensor_cores:
+        first, wanted = cuda_attention_tensor.launch(p, task.copy(), blocks, device)
+        yield first
+        grid = _SECOND_GRID
+    task["slices"], task["runs"] = slices, runs if is_few else 1
     task["rows_kept"] = rows_kept = min(most, FEW_ROWS)
-    task["work"] = work = blocks * heads * slices * int(task["runs"])
+    task["work"] = work = blocks * slices * int(task["runs"])
+    grid = min(work, grid)
     sums = pairs = None
     if runs > 1 or (p.m is not None and slices > 1):
-        slots = sequences * heads * slices * runs * rows_kept if is_few else work * rows
-        sums = device.scratch((slots * columns * _SUM_BYTES[str(arithmetic)],), "uint8")
+        slots = blocks * slices * runs * rows_kept if is_few else grid * rows if on_tensor_cores else work * rows
+        sums = device.scratch((slots * columns * _SUM_BYTES[arithmetic],), "uint8")
         pairs = device.scratch((slots * 2,))
-    yield Launch(variant, min(work, MOST_BLOCKS), _BLOCK, (task, sums, pairs))
-    if sums is not None:
-        merging = work // (slices * int(task["runs"]))
+    yield Launch(variant, grid, _BLOCK, (task, sums, pairs, wanted))
+    if sums is not None and not on_tensor_cores:
         arguments = (task, sums, pairs, np.int32(rows), np.int32(is_few))
-        yield Launch(_merging(str(arithmetic)), min(merging, MOST_BLOCKS), _BLOCK, arguments)
+        yield Launch(_merging(arithmetic), min(blocks, MOST_BLOCKS), _BLOCK, arguments)

@@ -30,7 +30,7 @@ TASK = np.dtype(
         *((name, np.float64) for name in ("fold", "unit", "exact_unit", "softcap")),
         *((name, np.int64) for name in ("left", "right", "block_q", "block_k", "columns")),
         ("is_unseen", np.int64),
-        *((name, np.int64) for name in ("row_blocks", "slices", "runs", "work", "rows_kept")),
+        *((name, np.int64) for name in ("row_blocks", "slices", "runs", "work", "rows_kept", "section")),
     ]
 )
 """Addresses are integers here."""

@@ -26,6 +26,8 @@ class Variant(NamedTuple):
     defines: tuple[tuple[str, str | int], ...]
     is_dynamic: bool = False
     """Whether launches give it dynamic shared memory."""
+    oldest: int = 75
+    """The lowest compute capability, times ten, that it compiles for."""
 
     @property
     def name(self) -> str:

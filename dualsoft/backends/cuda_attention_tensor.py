@@ -1,0 +1,82 @@
+"""Attention of half types on tensor cores: which problems these kernels serve, and their launches.
+
+What special values concern is done once more by the exact kernel: it gets a word for each block of rows, a bit for each
+row, and does nothing where all are 0.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dualsoft.attention_problem import AttentionProblem
+from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
+from dualsoft.backends.nvrtc import Variant
+from dualsoft.dtypes import BF16, F16
+
+ROWS = 64
+"""Rows of a block, here as in the exact kernel for float32."""
+_BLOCK = 128
+_TYPES = {F16: "f16", BF16: "bf16"}
+_OLDEST = {F16: 75, BF16: 80}
+_DIMS = (64, 128, 256)
+"""Head dims that kernels are compiled for; smaller ones are filled up with zeros."""
+_ELEMENTS_A_PIECE = 8
+_MOST_SCALE = 2.0**60
+
+
+def _keys(dim: int, architecture: int) -> int:
+    """Return the keys of a tile: as many as registers and shared memory leave room for."""
+    return 64 if dim <= 128 else 32 if architecture >= 80 else 16
+
+
+def _shared(dim: int, architecture: int) -> int:
+    """Return the bytes of the tiles: keys, values, and queries where registers do not hold them."""
+    rows = 2 * _keys(dim, architecture) + (ROWS if dim > 128 else 0)
+    return rows * dim * 2
+
+
+def _variant(code: int, dim: int) -> Variant:
+    defines = (("DS_X", _TYPES[code]), ("DS_DIM", dim))
+    return Variant("attention_tensor.cu", "attention_tensor", defines, is_dynamic=True, oldest=_OLDEST[code])
+
+
+def variants(codes: tuple[int, ...] = (F16, BF16)) -> Iterator[Variant]:
+    """Yield every variant that calls on arrays of these dtypes can need."""
+    for code in codes:
+        if code in _TYPES:
+            yield from (_variant(code, dim) for dim in _DIMS)
+
+
+def serves(p: AttentionProblem, task: np.ndarray[Any, Any], has_options: bool, architecture: int) -> bool:
+    """Return whether sequences of many rows go to tensor cores."""
+    if p.x_code not in _TYPES or architecture < _OLDEST[p.x_code] or has_options or p.m is not None:
+        return False
+    dims = (p.q.shape[-1], p.v.shape[-1])
+    are_pieces = all(0 < n <= _DIMS[-1] and n % _ELEMENTS_A_PIECE == 0 for n in dims)
+    is_one_dtype = p.x_code == p.k_code == p.v_code == p.out_code
+    return (
+        are_pieces
+        and is_one_dtype
+        and 1 / _MOST_SCALE < p.scale < _MOST_SCALE
+        and bool(task["at"]["is_wide"][:3].all())
+    )
+
+
+def _section(p: AttentionProblem, keys: int, cache: int) -> int:
+    """Return how many heads of keys are served one after the other: what half the second-level cache holds of them."""
+    if p.q_starts is not None:
+        return 0
+    head_bytes: int = keys * (p.q.shape[-1] + p.v.shape[-1]) * 2
+    return max(1, cache // 2 // max(1, head_bytes))
+
+
+def launch(p: AttentionProblem, task: np.ndarray[Any, Any], blocks: int, device: Device) -> tuple[Launch, Any]:
+    """Return the launch, and the words that tell which rows are left to the exact kernel; ``blocks`` of rows in all."""
+    odd = device.scratch((blocks,), "uint64")
+    task["slices"] = task["runs"] = 1
+    task["work"] = blocks
+    task["section"] = _section(p, int(task["keys"]), device.cache)
+    dim = next(n for n in _DIMS if n >= max(p.q.shape[-1], p.v.shape[-1]))
+    shared = _shared(dim, device.architecture)
+    return Launch(_variant(p.x_code, dim), min(blocks, MOST_BLOCKS), _BLOCK, (task, odd), shared), odd
