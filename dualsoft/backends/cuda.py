@@ -5,16 +5,18 @@ CuPy is imported when it is first asked for, by a CuPy array or by ``backends()`
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_topk, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
 from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
+from dualsoft.topk_problem import TopKProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -42,9 +44,10 @@ _LAUNCHES: dict[type, Table] = {
     StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
+    TopKProblem: partial(cuda_topk.softmax_topk, _plain_logsumexp),
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_topk)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
