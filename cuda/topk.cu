@@ -69,30 +69,33 @@ DS_DEVICE compute reached_by(const share& mine, i64 k) {
 }
 
 // ------------------------------------------------------------------ the first k of a part
-// Where the ranks that were found before end; all is behind {~0, ~0}.
+// Entries count from 1 on in their part, so that a bound may lie before the first.
 struct part {
-    i64 start, length;                                  // in elements; of the row
-    wide_entry bound;
+    i64 start;                                          // the index in its row of an entry's 0
+    entry bound;                                        // what is wanted lies behind it
 };
 
-// Adds the elements of a segment that may be among the first k. What is compared with `least` is not less, or NaN.
-DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segment, compute& least) {
+// Adds the elements of a segment that may be among the first k: what is not less than `least`, or where that is NaN.
+DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segment, i64 length, compute& least) {
     u32 mask = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) mask |= u32(!(mine.value[i] < least)) << i;
     const int total = team::reduce(__popc(mask), plus());
     if (total == 0) return;
     const int sets = SEGMENT <= CAPACITY || total <= CAPACITY - found.most ? 1 : ITEMS / SET;
+    const u32 start = u32(segment * SEGMENT - of.start) + team::thread() * DS_CHUNK;
+    const i64 left = length - segment * SEGMENT;
+    const int end = int(smaller(left, i64(SEGMENT))) - team::thread() * DS_CHUNK;
 #pragma unroll 1
     for (int set = 0; set < sets; ++set) {
         const u32 now = sets == 1 ? mask : mask & ((1u << SET) - 1) << SET * set;
         if (SEGMENT > CAPACITY) found.make_room(sets == 1 ? total : team::reduce(__popc(now), plus()));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const i64 index = first_of(segment, i / DS_CHUNK) + i % DS_CHUNK;
-            if (!(now >> i & 1) || index >= of.length) continue;
-            const integer order = mine.visible >> i & 1 ? order_of(mine.value[i]) : integer(0);
-            if (wide_entry::of(order, index) < of.bound) found.add(entry::of(order, index - of.start));
+            const int at = i / DS_CHUNK * DS_CHUNK * DS_GROUP + i % DS_CHUNK;
+            if (!(now >> i & 1) || at >= end) continue;
+            const entry e = entry::of(mine.visible >> i & 1 ? order_of(mine.value[i]) : integer(0), start + at);
+            if (e < of.bound) found.add(e);
         }
     }
     if (entry::none() < found.last) least = from_order(integer(found.last.order()));
@@ -104,13 +107,14 @@ DS_DEVICE list list_of_team() {
     return {entries + team::number() * CAPACITY, counts + team::number(), 1, 0, entry::none()};
 }
 
-// The entry of the last rank that is known.
-DS_DEVICE wide_entry bound_of(const ranks& to, const row& from, const axes& inner, const ranking& by) {
-    if (to.first == 0 || from.length == 0) return {~0ull, ~0ull};
-    const i64 index = load<i64>(to.indices + (to.first - 1) * to.index_step);
+// Behind the last rank that is known.
+DS_DEVICE part part_of(i64 start, const ranks& to, const row& from, const axes& inner, const ranking& by) {
+    if (to.first == 0 || from.length == 0) return {start - 1, entry::of(~integer(0), 0)};
+    const i64 index = load<i64>(to.indices + (to.first - 1) * to.index_step), behind = index - start + 1;
     const bool visible = !from.where || load<u8>(from.where + offset(inner, WHERE, index)) != 0;
     const compute x = to_compute<compute>(load<x_type>(from.x + offset(inner, X, index)));
-    return wide_entry::of(visible ? order_of(by.is_scaled ? by.key_of(x) : x) : integer(0), index);
+    const integer order = visible ? order_of(by.is_scaled ? by.key_of(x) : x) : integer(0);
+    return {start - 1, entry::of(order, behind < 0 ? 0 : smaller(behind, i64(0xfffffffe)))};
 }
 
 DS_DEVICE void store_part(f64* pairs, u64* entries, const list& found, pair p, i64 start, int k) {
@@ -145,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
         const ranks to = all.of_row(at, index);
         const ranking by = ranking_of(scale ? load<f64>(scale + offset(at.outer, SCALE, index)) : factor, scale || factor != 1.0);
         const i64 begin = number * length, end = smaller((number + 1) * length, segments_of(from.length));
-        const part of = {begin * SEGMENT, from.length, bound_of(to, from, at.inner, by)};
+        const part of = part_of(begin * SEGMENT, to, from, at.inner, by);
         share mine;
         compute m, least;
         pair p = nothing();
@@ -155,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
             mine = read(from, at.inner, segment);
             by.to_keys(mine);
             if (segment == begin) least = reached_by(mine, first + k);
-            collect(found, mine, of, segment, least);
+            collect(found, mine, of, segment, from.length, least);
             by.to_products(mine);
             m = largest(mine);
             p = merge(p, pair_of_segment(mine, m));

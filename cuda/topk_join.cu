@@ -28,7 +28,7 @@ DS_DEVICE list list_of_block() {
 }  // namespace ds
 
 // `pairs` and `entries` have `parts` of each row from `row` on, `rows` of them; k entries a part, of which some may be none. `lse` may be null.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     topk_join(const double* pairs, const unsigned long long* entries, const char* scale, double factor, char* values, long long value_step,
               char* indices, long long index_step, char* lse, const __grid_constant__ ds::layout at, long long first, int k, long long row,
               long long rows, long long parts) {
