@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_topk, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_sample, cuda_topk, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
 from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
-from dualsoft.topk_problem import TopKProblem
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -45,9 +45,10 @@ _LAUNCHES: dict[type, Table] = {
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
     TopKProblem: partial(cuda_topk.softmax_topk, _plain_logsumexp),
+    SampleProblem: cuda_sample.sample,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_topk)
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_topk, cuda_sample)
 
 _PROBE = Variant("probe.cu", "probe", ())
 

@@ -156,7 +156,7 @@ def input_of(problem: Any, out: Array, weight: Array | None, sign: Array | None)
     x, where = problem.x, problem.where
     factors, factor = factors_of(problem.scale)
     at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
-    is_plain = where is None and _is_contiguous(at, 0, x)
+    is_plain = where is None and is_contiguous(at, 0, x)
     return Input((x, where, factors, factor), at, is_plain, problem.x_code)
 
 
@@ -166,7 +166,7 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     given = input_of(problem, out, None, None)
     at, width = given.at, width_of(given.code, out_code)
     shape = shape_for(at.n, width)
-    direct = given.is_plain and _is_contiguous(at, 1, out)
+    direct = given.is_plain and is_contiguous(at, 1, out)
     if shape is not None:
         variant = _softmax_variant(shape, given.code, out_code, direct, log)
         yield launch_of(variant, shape, at.rows, (*given.arguments, out, at.struct))
@@ -276,7 +276,7 @@ def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
     given = input_of(problem, out, m, rest)
     at, width = given.at, width_of(given.code, out_code)
     shape = next((short for short in SHAPES[width][:2] if at.n <= short.length), SEGMENTS[width])
-    direct = given.is_plain and _is_contiguous(at, 1, out)
+    direct = given.is_plain and is_contiguous(at, 1, out)
     units = at.rows * -(-at.n // shape.length)
     variant = _normalize_variant(shape, given.code, out_code, direct, False)
     last = (at.struct, np.int64(0), np.int64(at.rows))
@@ -300,7 +300,7 @@ def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-def _is_contiguous(at: Layout, operand: int, array: Array) -> bool:
+def is_contiguous(at: Layout, operand: int, array: Array) -> bool:
     """Return whether the rows of an operand are contiguous and its elements lie at multiples of their size."""
     size = array.dtype.itemsize
     contiguous = at.steps[operand] == size or at.n == 1
