@@ -35,10 +35,13 @@ REGISTERS = {
     "weighted_rows": 128,
     "weighted_join": 96,
     "cumulative_rows": 128,
+    "topk_rows": 256,
+    "topk_join": 72,
+    "sample_rows": 168,
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
-up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy."""
+up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy. So they do for the largest elements."""
 
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {}
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""
