@@ -52,7 +52,8 @@ struct part {
 };
 
 // Adds the elements of a segment that may be among the first k: what is not less than `least`, or where that is NaN.
-DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segment, i64 length, compute& least) {
+// What lies past the end of the row counts as hidden, at an index behind all others: of no k elements there are it is one.
+DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segment, compute& least) {
     u32 mask = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) mask |= u32(!(mine.value[i] < least)) << i;
@@ -60,8 +61,6 @@ DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segme
     if (total == 0) return;
     const int sets = SEGMENT <= CAPACITY || total <= CAPACITY - found.most ? 1 : ITEMS / SET;
     const u32 start = u32(segment * SEGMENT - of.start) + team::thread() * DS_CHUNK;
-    const i64 left = length - segment * SEGMENT;
-    const int end = int(smaller(left, i64(SEGMENT))) - team::thread() * DS_CHUNK;
 #pragma unroll 1
     for (int set = 0; set < sets; ++set) {
         const u32 now = sets == 1 ? mask : mask & ((1u << SET) - 1) << SET * set;
@@ -69,7 +68,7 @@ DS_DEVICE void collect(list& found, const share& mine, const part& of, i64 segme
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
             const int at = i / DS_CHUNK * DS_CHUNK * DS_GROUP + i % DS_CHUNK;
-            if (!(now >> i & 1) || at >= end) continue;
+            if (!(now >> i & 1)) continue;
             const entry e = entry::of(mine.visible >> i & 1 ? order_of(mine.value[i]) : integer(0), start + at);
             if (e < of.bound) found.add(e);
         }

@@ -43,7 +43,7 @@ DS_DEVICE bool look(list& found, compute& m, const row& from, const axes& inner,
         }
         if (!wanted) continue;
         if (segment == 0) least = reached_by(mine, wanted);
-        collect(found, mine, whole, segment, from.length, least);
+        collect(found, mine, whole, segment, least);
     }
     if (wanted) found.cut();
     m = team::reduce(m, maximum());

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
             mine = read(from, at.inner, segment);
             by.to_keys(mine);
             if (segment == begin) least = reached_by(mine, first + k);
-            collect(found, mine, of, segment, from.length, least);
+            collect(found, mine, of, segment, least);
             by.to_products(mine);
             m = largest(mine);
             p = merge(p, pair_of_segment(mine, m));
