@@ -84,7 +84,11 @@ TOPK = {
     "integers": top((normal("f64", 2, 300) * 5).astype(np.int16), 50),
 }
 WIDE = normal("f32", 2, 9000, spread=3)
-BY_ROW = {"temperature": np.array([0.0, 0.5, 1, 2]), "top_k": np.array([1, 5, 30, 2000]), "top_p": np.array([1, 0.5, 1, 0.7])}
+BY_ROW = {
+    "temperature": np.array([0.0, 0.5, 1, 2]),
+    "top_k": np.array([1, 5, 30, 2000]),
+    "top_p": np.array([1, 0.5, 1, 0.7]),
+}
 SAMPLE = {
     "plain": draw(WIDE),
     "plain, short": draw(normal("f32", 30, 9)),
@@ -112,46 +116,119 @@ SAMPLE = {
     "columns": draw(normal("f32", 50, 4), axis=0, top_p=0.9, temperature=np.array([0.3, 1, 1, 5])),
     "integers": draw((normal("f64", 3, 300) * 2).astype(np.int32)),
 }
-CALLS = {f"topk {name}": call for name, call in TOPK.items()} | {f"sample {name}": call for name, call in SAMPLE.items()}
+CALLS = {f"topk {name}": call for name, call in TOPK.items()} | {
+    f"sample {name}": call for name, call in SAMPLE.items()
+}
 
 ANYTHING = (WRONG, *OUTSIDE, *RACES, "unwritten output")
 MUTATIONS = {
     "-0 comes before 0": Mutation("__float_as_uint(add(x, 0.0f))", "__float_as_uint(x)", ("topk signs of 0",)),
     "NaN comes last": Mutation("return is_nan(x) ? ~0u : bits", "return is_nan(x) ? 1u : bits", ("topk special",)),
-    "of equal ones the higher index": Mutation("u64(order) << 32 | ~u32(index)", "u64(order) << 32 | u32(index)", ("topk ties",), ANYTHING),
-    "a sort stops early": Mutation("width <= size; width *= 2", "width < size; width *= 2", ("topk short, all",), ANYTHING),
-    "a sort does not meet": Mutation(
-        "distance > 0; distance /= 2) {\n            Team::meet();", "distance > 0; distance /= 2) {", ("topk block",), ANYTHING
+    "of equal ones the higher index": Mutation(
+        "u64(order) << 32 | ~u32(index)", "u64(order) << 32 | u32(index)", ("topk ties",), ANYTHING
     ),
-    "a cut keeps one too few": Mutation("most = smaller(held, k);", "most = smaller(held, k - 1);", ("topk parts, many",), ANYTHING),
+    "a sort stops early": Mutation(
+        "width <= size; width *= 2", "width < size; width *= 2", ("topk short, all",), ANYTHING
+    ),
+    "a sort does not meet": Mutation(
+        "distance > 0; distance /= 2) {\n            Team::meet();",
+        "distance > 0; distance /= 2) {",
+        ("topk block",),
+        ANYTHING,
+    ),
+    "a cut keeps one too few": Mutation(
+        "most = smaller(held, k);", "most = smaller(held, k - 1);", ("topk parts, many",), ANYTHING
+    ),
     "a list overflows": Mutation("if (most + more > capacity) cut();", "", ("topk ties, block",), (*OUTSIDE, *RACES)),
-    "the k-th is not the last": Mutation("if (held >= k) last = at[k - 1];", "if (held >= k) last = at[k / 2];", ("topk levels by turns",), ANYTHING),
-    "a threshold that fewer than k reach": Mutation("if (count < k) high = middle;", "if (count < k / 2) high = middle;", ("topk segment", "topk block"), ANYTHING),
-    "a threshold of another row": Mutation("if (segment == begin) least = reached_by(mine, first + k);", "least = compute(0);", ("topk warp, many",), ANYTHING),
-    "what equals the threshold is left out": Mutation("u32(!(mine.value[i] < least)) << i", "u32(mine.value[i] > least) << i", ("topk ties",), ANYTHING),
-    "hidden elements are -inf": Mutation("mine.visible >> i & 1 ? order_of(mine.value[i]) : integer(0), start", "order_of(mine.value[i]), start", ("topk where, short",)),
+    "the k-th is not the last": Mutation(
+        "if (held >= k) last = at[k - 1];", "if (held >= k) last = at[k / 2];", ("topk levels by turns",), ANYTHING
+    ),
+    "a threshold that fewer than k reach": Mutation(
+        "if (count < k) high = middle;", "if (count < k / 2) high = middle;", ("topk segment", "topk block"), ANYTHING
+    ),
+    "a threshold of another row": Mutation(
+        "if (segment == begin) least = reached_by(mine, first + k);",
+        "least = compute(0);",
+        ("topk warp, many",),
+        ANYTHING,
+    ),
+    "what equals the threshold is left out": Mutation(
+        "u32(!(mine.value[i] < least)) << i", "u32(mine.value[i] > least) << i", ("topk ties",), ANYTHING
+    ),
+    "hidden elements are -inf": Mutation(
+        "mine.visible >> i & 1 ? order_of(mine.value[i]) : integer(0), start",
+        "order_of(mine.value[i]), start",
+        ("topk where, short",),
+    ),
     "a part forgets where it begins": Mutation("start + found.at[i].index())", "found.at[i].index())", ("topk parts",)),
     "ranks begin anew": Mutation("if (e < of.bound) found.add(e);", "found.add(e);", ("topk rounds",)),
-    "a bound counts from the row's begin": Mutation("behind = index - start + 1;", "behind = index + 1;", ("topk ties of parts",)),
-    "a negative scale does not turn the order": Mutation("scale < 0.0 ? -1.0 : scale", "scale < 0.0 ? 1.0 : scale", ("topk scale",)),
-    "the order is that of products": Mutation("return {compute(sign), rounded", "return {rounded<compute>::of(fabs(scale) * sign), rounded", ("topk products that tie",)),
-    "values of hidden elements": Mutation("const bool is_hidden = entry.order() == 0;", "const bool is_hidden = false;", ("topk where, short",)),
-    "values may rise": Mutation("if (lane >= distance) value = smaller(value, other);", "if (lane >= distance) value = other;", ("topk short, all",)),
-    "the join takes one part": Mutation("if (i < parts * k) found.add", "if (i < k) found.add", ("topk parts",), ANYTHING),
-    "a round of Philox is left out": Mutation("for (int i = 0; i < 10; ++i) {\n        const u64 first", "for (int i = 0; i < 9; ++i) {\n        const u64 first", ("sample plain",)),
+    "a bound counts from the row's begin": Mutation(
+        "behind = index - start + 1;", "behind = index + 1;", ("topk ties of parts",)
+    ),
+    "a negative scale does not turn the order": Mutation(
+        "scale < 0.0 ? -1.0 : scale", "scale < 0.0 ? 1.0 : scale", ("topk scale",)
+    ),
+    "the order is that of products": Mutation(
+        "return {compute(sign), rounded",
+        "return {rounded<compute>::of(fabs(scale) * sign), rounded",
+        ("topk products that tie",),
+    ),
+    "values of hidden elements": Mutation(
+        "const bool is_hidden = entry.order() == 0;", "const bool is_hidden = false;", ("topk where, short",)
+    ),
+    "values may rise": Mutation(
+        "if (lane >= distance) value = smaller(value, other);",
+        "if (lane >= distance) value = other;",
+        ("topk short, all",),
+    ),
+    "the join takes one part": Mutation(
+        "if (i < parts * k) found.add", "if (i < k) found.add", ("topk parts",), ANYTHING
+    ),
+    "a round of Philox is left out": Mutation(
+        "for (int i = 0; i < 10; ++i) {\n        const u64 first",
+        "for (int i = 0; i < 9; ++i) {\n        const u64 first",
+        ("sample plain",),
+    ),
     "the low words are the high ones": Mutation("| 0x80000000u, c2", ", c2", ("sample near ties",)),
-    "noise by the place in memory": Mutation("const u64 number = u64(place) / sizeof(i64);", "const u64 number = u64(place);", ("sample plain, short",)),
-    "the element that reaches top_p goes": Mutation("count += before < target && m.at[j] != 0;", "count += before + m.at[j] < target && m.at[j] != 0;", ("sample top_p", "sample by row")),
-    "min_p is not heard": Mutation("if (!(s >= least)) continue;\n        const i64 index", "const i64 index", ("sample min_p of few",)),
-    "digits are forgotten": Mutation("prefix = prefix << 8 | integer(digit);", "prefix = integer(digit);", ("sample levels", "sample large top_k"), ANYTHING),
+    "noise by the place in memory": Mutation(
+        "const u64 number = u64(place) / sizeof(i64);", "const u64 number = u64(place);", ("sample plain, short",)
+    ),
+    "the element that reaches top_p goes": Mutation(
+        "count += before < target && m.at[j] != 0;",
+        "count += before + m.at[j] < target && m.at[j] != 0;",
+        ("sample top_p", "sample by row"),
+    ),
+    "min_p is not heard": Mutation(
+        "if (!(s >= least)) continue;\n        const i64 index", "const i64 index", ("sample min_p of few",)
+    ),
+    "digits are forgotten": Mutation(
+        "prefix = prefix << 8 | integer(digit);",
+        "prefix = integer(digit);",
+        ("sample levels", "sample large top_k"),
+        ANYTHING,
+    ),
     "of ties one stays": Mutation("(target + each - 1) / each", "1", ("sample large top_k alone",), ANYTHING),
-    "the test is too narrow": Mutation("0x1.004p32f, 1.0f", "0x1p26f, 1.0f", ("sample plain, short", "sample plain, f64", "sample min_p", "sample ties at a border")),
-    "the test does not subtract the best": Mutation("mul(sub(v, m), inverse)), best);", "mul(sub(v, m), inverse)), 20.0f);", ("sample plain, short", "sample plain, f64", "sample ties at a border")),
-    "the last of the largest is taken": Mutation("u64(order) << 32 | ~u32(index)}", "u64(order) << 32 | u32(index)}", ("sample greedy",), ANYTHING),
+    "the test is too narrow": Mutation(
+        "0x1.004p32f, 1.0f",
+        "0x1p26f, 1.0f",
+        ("sample plain, short", "sample plain, f64", "sample min_p", "sample ties at a border"),
+    ),
+    "the test does not subtract the best": Mutation(
+        "mul(sub(v, m), inverse)), best);",
+        "mul(sub(v, m), inverse)), 20.0f);",
+        ("sample plain, short", "sample plain, f64", "sample ties at a border"),
+    ),
+    "the last of the largest is taken": Mutation(
+        "u64(order) << 32 | ~u32(index)}", "u64(order) << 32 | u32(index)}", ("sample greedy",), ANYTHING
+    ),
 }
 EQUIVALENT = {
     "every element that passes gets an exact score": (
-        Mutation("exponential_rough(z), 0x1.004p32f, 1.0f", "exponential_rough(z), 0x1p40f, 1.0f", ("sample plain", "sample min_p")),
+        Mutation(
+            "exponential_rough(z), 0x1.004p32f, 1.0f",
+            "exponential_rough(z), 0x1p40f, 1.0f",
+            ("sample plain", "sample min_p"),
+        ),
         "the test only saves work",
     ),
 }

@@ -41,7 +41,8 @@ REGISTERS = {
     "probe": 16,
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel has
-up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy. So they do for the largest elements."""
+up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy; so they do for the
+largest elements."""
 
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {}
 """(variant, architecture): bytes a thread in local memory, and why they may be there."""

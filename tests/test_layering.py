@@ -49,7 +49,13 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
+    {
+        "backends.cuda_columns",
+        "backends.cuda_weighted",
+        "backends.cuda_cumulative",
+        "backends.cuda_topk",
+        "backends.cuda_sample",
+    },
     {
         "backends.reference_complex",
         "backends.reference_gradients",

@@ -152,7 +152,15 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 
 
 SAME_TEXT = ("state", "normalize", "cumulative_logsumexp", "softmax_topk")
-SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "state", "normalize", "cumulative_logsumexp", "softmax_topk")
+SERVED_ON_DEVICES = (
+    "softmax",
+    "log_softmax",
+    "logsumexp",
+    "state",
+    "normalize",
+    "cumulative_logsumexp",
+    "softmax_topk",
+)
 
 
 def on(backend: str, case: Case) -> Case:

@@ -10,7 +10,16 @@ from types import ModuleType
 from typing import Any
 
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_sample, cuda_topk, cuda_weighted, nvrtc
+from dualsoft.backends import (
+    Backend,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_rows,
+    cuda_sample,
+    cuda_topk,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant

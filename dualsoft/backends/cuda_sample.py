@@ -6,7 +6,15 @@ import numpy as np
 
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_layout import layout_of
-from dualsoft.backends.cuda_rows import SEGMENTS, is_contiguous, launch_of, row_variant, state_code, strides_of, width_of
+from dualsoft.backends.cuda_rows import (
+    SEGMENTS,
+    is_contiguous,
+    launch_of,
+    row_variant,
+    state_code,
+    strides_of,
+    width_of,
+)
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import BF16, F16, F32, F64
 from dualsoft.topk_problem import SampleProblem
