@@ -1,4 +1,4 @@
-"""sample with top_p: one index a row of logits; others sort the row. Draws differ, so each is judged by where it may fall."""
+"""sample with top_p: one index a row; others sort the row. Draws differ, and each is judged by where it may fall."""
 
 from typing import Any
 

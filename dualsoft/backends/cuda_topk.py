@@ -30,7 +30,7 @@ from dualsoft.problem import LogSumExpProblem
 from dualsoft.topk_problem import TopKProblem
 
 _MOST_RANKS = 1024
-"""Of a launch: half of what the list of a block holds. More take several, each behind the last rank of the one before."""
+"""Of a launch: half of what the list of a block holds. More take several, each from the last of the one before on."""
 _MOST_SCRATCH = 2**26
 """Bytes of entries of the parts of rows at a time."""
 _ENTRY = 16
