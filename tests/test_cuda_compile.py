@@ -60,6 +60,7 @@ SUBROUTINES = {
     "shflsync": "shuffles up to sm_89, where loops or teams shorter than a warp hide that all lanes are there",
     "votesync": "votes, the same",
     "rem_s64": "the same",
+    "div_u64": "how many equal elements of a mass reach what is wanted",
 }
 """What may be called, and what for. The names stand in what the compiler calls them."""
 
