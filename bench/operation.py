@@ -46,15 +46,18 @@ class Operation(NamedTuple):
     exact: Callable[[Array, int], Array]
     size: Callable[[Array, Array, int], Array]
     contenders: Mapping[str, Contender | str]
+    result_length: int | None = None
+    """How many elements the result has along the axis, of an operation that chooses some."""
     takes_shapes: bool = True
     """Whether ``--shapes`` can replace its cases."""
 
     def result_shape(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape of the result for an input of ``shape``."""
-        if not self.reduces:
-            return shape.lengths
         axis = shape.axis % len(shape.lengths)
-        return shape.lengths[:axis] + shape.lengths[axis + 1 :]
+        before, length, after = shape.lengths[:axis], shape.lengths[axis], shape.lengths[axis + 1 :]
+        if self.reduces:
+            return before + after
+        return (*before, length if self.result_length is None else min(length, self.result_length), *after)
 
     def bytes_moved(self, x: Array, out: Array) -> int:
         """Return the bytes that must cross memory: the input read once and the result written once."""

@@ -15,11 +15,15 @@ DS_DEVICE twofold from_lane(twofold value, int distance) { return {from_lane(val
 struct maximum {
     template <class T> DS_DEVICE T operator()(T a, T b) const { return larger(a, b); }
 };
+struct larger_integer {
+    DS_DEVICE int operator()(int a, int b) const { return a > b ? a : b; }
+};
 struct plus {
     template <class T> DS_DEVICE T operator()(T a, T b) const { return a + b; }
 };
 
 template <int size> struct group {
+    static constexpr int SIZE = size;
     static constexpr int WARPS = size > 32 ? size / 32 : 1;
 
     static DS_DEVICE int thread() { return int(threadIdx.x) % size; }
@@ -29,6 +33,13 @@ template <int size> struct group {
     static DS_DEVICE void meet() {
         if (size > 32) __syncthreads();
         else __syncwarp();
+    }
+
+    // In how many threads of the group a condition holds. All threads of the block must come here.
+    static DS_DEVICE int count(bool condition) {
+        if (size > 32) return __syncthreads_count(condition);
+        const u32 votes = __ballot_sync(ALL_LANES, condition);
+        return __popc(size == 32 ? votes : votes >> (threadIdx.x % 32 / size * size) & ((1u << size % 32) - 1));
     }
 
     // Every thread of the block must come here; above 32 threads the block is one group.

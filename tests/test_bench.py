@@ -58,6 +58,18 @@ def test_every_operation_runs_and_absent_contenders_say_why(tmp_path: Path) -> N
     assert "SciPy has no such function" in done.stdout
 
 
+def test_draws_are_judged_by_where_they_may_fall() -> None:
+    operation = module("bench.operations.sample").OPERATION
+    contest = operation.contest(
+        operation.cases[0]._replace(shape=module("bench.options").Shape((3, 50), -1)), np.dtype("f4")
+    )
+    order = np.argsort(-contest.x, axis=1)
+    assert contest.judge(order[:, 0], ours=True).limit is None
+    assert contest.judge(order[:, -1], ours=True).limit == "what top_p keeps"
+    assert contest.judge(order[:, -1], ours=False).limit == "what top_p keeps"
+    assert contest.judge(np.array([0, -1, 0]), ours=True).limit == "the axis"
+
+
 def test_missing_kernels_are_an_error() -> None:
     done = bench("softmax", "--quick", first=WITHOUT_KERNELS)
     assert done.returncode == 1

@@ -38,6 +38,9 @@ REGISTERS = {
     "attention": 255,
     "attention_merge": 128,
     "textbook_rows": 96,
+    "topk_rows": 256,
+    "topk_join": 72,
+    "sample_rows": 168,
     "attention_gradient": 255,
     "gradient_queries": 255,
     "gradient_bias": 255,
@@ -47,7 +50,6 @@ REGISTERS = {
 }
 """The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
 that reduces has up to 8 columns, and 128 bytes on their way: the 8 warps of one block suffice to keep memory busy."""
-
 _ADDRESS = "an address waits outside of the loops, which leaves room for 16 warps instead of 8"
 _OPTIONS = "dtypes and options told at run time take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
@@ -73,6 +75,7 @@ SUBROUTINES = {
     "shflsync": "shuffles up to sm_89, where loops or teams shorter than a warp hide that all lanes are there",
     "votesync": "votes, the same",
     "rem_s64": "the same",
+    "div_u64": "how many equal elements of a mass reach what is wanted",
 }
 """What may be called, and what for. The names stand in what the compiler calls them."""
 

@@ -53,7 +53,7 @@ def test_variants_are_distinct_and_fit_what_the_kernels_demand() -> None:
 
 @pytest.mark.parametrize("width", ["narrow", "wide"])
 def test_shapes_at_their_boundaries(width: str) -> None:
-    shapes = cuda_rows._SHAPES[width]
+    shapes = cuda_rows.SHAPES[width]
     held = [shape.group * shape.items for shape in shapes]
     assert held == sorted(set(held)), "longer rows get larger shapes"
     for below, most, shape in zip([0, *held], held, shapes, strict=False):

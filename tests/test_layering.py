@@ -59,6 +59,8 @@ LAYERS = (
         "backends.cuda_cumulative",
         "backends.cuda_algorithms",
         "backends.cuda_attention",
+        "backends.cuda_topk",
+        "backends.cuda_sample",
     },
     {
         "backends.reference_complex",

@@ -14,6 +14,7 @@ from oracle import Expected
 from tolerance import mismatch
 
 import dualsoft as ds
+from dualsoft.arrays import is_cupy
 
 Array = np.ndarray[Any, Any]
 
@@ -98,7 +99,8 @@ def check_softmax_topk(case: Case, want: tuple[Expected, Expected, Array]) -> It
     y, lse, order = want
     halves = dt.name in ("float16", "bfloat16")
     n = case.x.shape[axis]
-    for k in dict.fromkeys((min(n, 3), n)):
+    most = min(n, 100) if is_cupy(case.x) else n  # the emulator takes its time over sorts
+    for k in dict.fromkeys((min(n, 3), most)):
         got = ds.softmax_topk(case.x, k, axis, **case.options)
         ranks = np.take(order, range(k), axis)
         best = y._replace(
@@ -149,8 +151,16 @@ CHECKS: dict[str, Callable[..., Iterator[Part]]] = {
 }
 
 
-SAME_TEXT = ("state", "normalize", "cumulative_logsumexp")
-SERVED_ON_DEVICES = ("softmax", "log_softmax", "logsumexp", "state", "normalize", "cumulative_logsumexp")
+SAME_TEXT = ("state", "normalize", "cumulative_logsumexp", "softmax_topk")
+SERVED_ON_DEVICES = (
+    "softmax",
+    "log_softmax",
+    "logsumexp",
+    "state",
+    "normalize",
+    "cumulative_logsumexp",
+    "softmax_topk",
+)
 
 
 def on(backend: str, case: Case) -> Case:

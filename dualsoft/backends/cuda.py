@@ -5,6 +5,7 @@ CuPy is imported when it is first asked for, by a CuPy array or by ``backends()`
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from dualsoft.backends import (
     cuda_cumulative,
     cuda_gradients,
     cuda_rows,
+    cuda_sample,
+    cuda_topk,
     cuda_weighted,
     nvrtc,
 )
@@ -35,6 +38,7 @@ from dualsoft.problem import (
     StateProblem,
     TextbookProblem,
 )
+from dualsoft.topk_problem import SampleProblem, TopKProblem
 
 OLDEST = 75
 """The lowest compute capability, times ten, that the kernels are compiled for."""
@@ -63,6 +67,8 @@ _LAUNCHES: dict[type, Table] = {
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
     TextbookProblem: cuda_algorithms.softmax,
+    TopKProblem: partial(cuda_topk.softmax_topk, _plain_logsumexp),
+    SampleProblem: cuda_sample.sample,
     AttentionProblem: cuda_attention.attention,
     GradientProblem: cuda_gradients.attention_gradients,
 }
@@ -73,6 +79,8 @@ _TABLES = (
     cuda_weighted,
     cuda_cumulative,
     cuda_algorithms,
+    cuda_topk,
+    cuda_sample,
     cuda_attention,
     cuda_attention_tensor,
     cuda_gradients,
