@@ -1,31 +1,5 @@
 // logsumexp.cu - the logarithm of the sum of exponentials of each row, or its state, of rows that fit the registers of their threads.
-#include "beyond.cuh"
-#include "reduced.cuh"
-#include "rows.cuh"
-
-namespace ds {
-
-DS_DEVICE f64 log_beyond_float64(const share& mine, compute m) {
-    sums<f64> s = {{0.0, 0.0}, 0};
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const compute x = mine.value[i];
-        if (x == m) ++s.count;
-        else s.total = plus_exponential(s.total, f64(x));
-    }
-    s = team::reduce(s, plus());
-    return log_beyond_float64(s, f64(m));
-}
-
-DS_DEVICE f64 log_of_segment(const share& mine, compute m, f64 quick) {
-    if (IS_HALF<y_type>) return quick;
-    const bool wanted = wants_more(f64(m), quick);
-    if (!any_in_team(wanted)) return quick;
-    const f64 exact = log_beyond_float64(mine, m);
-    return wanted ? exact : quick;
-}
-
-}  // namespace ds
+#include "logarithms.cuh"
 
 // With `is_state`, y and sign are float64 and get m and d - 1.
 extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)

@@ -49,7 +49,7 @@ LAYERS = (
     },
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative"},
+    {"backends.cuda_columns", "backends.cuda_weighted", "backends.cuda_cumulative", "backends.cuda_losses"},
     {
         "backends.reference_complex",
         "backends.reference_gradients",

@@ -8,12 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from dualsoft import linear_chunks
 from dualsoft.arrays import is_cupy
-from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_rows, cuda_weighted, nvrtc
+from dualsoft.backends import Backend, cuda_columns, cuda_cumulative, cuda_losses, cuda_rows, cuda_weighted, nvrtc
 from dualsoft.backends.cuda_launch import Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
+from dualsoft.loss_problem import (
+    CrossEntropyGradientProblem,
+    CrossEntropyProblem,
+    LogSumExpGradientProblem,
+    SoftmaxGradientProblem,
+)
 from dualsoft.problem import CumulativeProblem, LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem
 
 OLDEST = 75
@@ -42,9 +50,19 @@ _LAUNCHES: dict[type, Table] = {
     StateProblem: _by_layout(cuda_rows.state, cuda_columns.state),
     NormalizeProblem: _by_layout(cuda_rows.normalize, cuda_columns.normalize),
     CumulativeProblem: cuda_cumulative.cumulative_logsumexp,
+    CrossEntropyProblem: cuda_losses.cross_entropy,
+    CrossEntropyGradientProblem: cuda_losses.cross_entropy_gradient,
+    LogSumExpGradientProblem: cuda_losses.logsumexp_gradient,
+    SoftmaxGradientProblem: cuda_losses.softmax_gradient,
 }
 
-_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative)
+_COMPOSED: dict[type, Callable[[Any, Callable[[Any], None]], None]] = {
+    LinearCrossEntropyProblem: linear_chunks.cross_entropy,
+    LinearGradientProblem: linear_chunks.gradients,
+}
+"""What is made of CuPy's functions and of problems that have launches."""
+
+_TABLES = (cuda_rows, cuda_columns, cuda_weighted, cuda_cumulative, cuda_losses)
 
 _PROBE = Variant("probe.cu", "probe", ())
 
@@ -61,6 +79,9 @@ class Kernels:
 
     def run(self, problem: Any) -> None:
         """Write the problem's output. The host does not wait."""
+        if (composed := _COMPOSED.get(type(problem))) is not None:
+            composed(problem, self.run)
+            return
         with problem.x.device as current:
             device = self._devices.get(current.id) or self.device(current.id)
             for launch in _LAUNCHES[type(problem)](problem, device):
@@ -90,7 +111,7 @@ class Kernels:
 
     def accepts(self, work: Any) -> bool:
         """Return whether a problem, or an array, is one that these kernels serve."""
-        if type(work) in _LAUNCHES:
+        if type(work) in _LAUNCHES or type(work) in _COMPOSED:
             return isinstance(work.x, self.cp.ndarray) and work.x_code in STORAGE
         known = find_format(work.dtype) if isinstance(work, self.cp.ndarray) else None
         return known is not None and known.code in STORAGE

@@ -57,13 +57,14 @@ _SHAPES = {
     name: (Shape(8, 8), Shape(32, 8), *(Shape(group, items) for group in (32, 128, 256)))
     for name, items in (("narrow", 32), ("wide", 16))
 }
-_SEGMENTS = {"narrow": Shape(256, 32), "wide": Shape(256, 16)}
+SEGMENTS = {"narrow": Shape(256, 32), "wide": Shape(256, 16)}
 """Longer rows go segment by segment, the same segments whether a row is kept in shared memory or read twice."""
 _MOST_PARTS = 1024
 _SMALLEST_BLOCK = 128
 
 
-def _width(x_code: int, out_code: int) -> str:
+def width_of(x_code: int, out_code: int) -> str:
+    """Return "narrow" where the arithmetic is float32, else "wide"."""
     return "narrow" if x_code in _NARROW and out_code in _NARROW else "wide"
 
 
@@ -72,9 +73,10 @@ def shape_for(n: int, width: str) -> Shape | None:
     return next((shape for shape in _SHAPES[width] if n <= shape.length), None)
 
 
-def _variant(
-    source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: int
+def row_variant(
+    source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: str | int
 ) -> Variant:
+    """Return a variant of a kernel over rows that are shared out by ``cuda/rows.cuh``."""
     chunk = min(16 // _BYTES[x_code], shape.items)
     defines: dict[str, str | int] = {
         "DS_X": STORAGE[x_code],
@@ -89,25 +91,25 @@ def _variant(
 
 
 def _softmax_variant(shape: Shape, x_code: int, out_code: int, direct: bool, log: bool) -> Variant:
-    return _variant("softmax.cu", "softmax_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
+    return row_variant("softmax.cu", "softmax_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
 
 
 def _kept_variant(x_code: int, out_code: int, log: bool) -> Variant:
-    return _variant(
-        "softmax_kept.cu", "softmax_kept", _SEGMENTS[_width(x_code, out_code)], x_code, out_code, DS_LOG=int(log)
+    return row_variant(
+        "softmax_kept.cu", "softmax_kept", SEGMENTS[width_of(x_code, out_code)], x_code, out_code, DS_LOG=int(log)
     )
 
 
 def _normalize_variant(shape: Shape, x_code: int, out_code: int, direct: bool, log: bool) -> Variant:
-    return _variant("normalize.cu", "normalize_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
+    return row_variant("normalize.cu", "normalize_rows", shape, x_code, out_code, direct, DS_LOG=int(log))
 
 
 def _logsumexp_variant(shape: Shape, x_code: int, out_code: int, direct: bool) -> Variant:
-    return _variant("logsumexp.cu", "logsumexp_rows", shape, x_code, out_code, direct)
+    return row_variant("logsumexp.cu", "logsumexp_rows", shape, x_code, out_code, direct)
 
 
 def _parts_variant(x_code: int, out_code: int, direct: bool) -> Variant:
-    return _variant("parts.cu", "parts_of_rows", _SEGMENTS[_width(x_code, out_code)], x_code, out_code, direct)
+    return row_variant("parts.cu", "parts_of_rows", SEGMENTS[width_of(x_code, out_code)], x_code, out_code, direct)
 
 
 def _join_variant(out_code: int) -> Variant:
@@ -119,7 +121,7 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
     for out_code in dict.fromkeys(out for code in codes for out in (code, state_code(code))):
         yield _join_variant(out_code)
     for code in codes:
-        width, arithmetic = _width(code, code), state_code(code)
+        width, arithmetic = width_of(code, code), state_code(code)
         for log in (False, True):
             yield _kept_variant(code, code, log)
         for direct in (True, False):
@@ -128,9 +130,9 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
                 yield _softmax_variant(shape, code, code, direct, True)
                 for out_code in {code, arithmetic}:
                     yield _logsumexp_variant(shape, code, out_code, direct)
-            for shape in (*_SHAPES[width][:2], _SEGMENTS[width]):
+            for shape in (*_SHAPES[width][:2], SEGMENTS[width]):
                 yield _normalize_variant(shape, code, code, direct, False)
-            yield _normalize_variant(_SEGMENTS[width], code, code, direct, True)
+            yield _normalize_variant(SEGMENTS[width], code, code, direct, True)
             for out_code in {code, arithmetic}:
                 yield _parts_variant(code, out_code, direct)
 
@@ -147,7 +149,7 @@ class _Input(NamedTuple):
 
     def parts(self, width: str) -> tuple[int, int]:
         """Return into how many parts a long row goes, and of how many segments each: of its length alone."""
-        segments = -(-self.at.n // _SEGMENTS[width].length)
+        segments = -(-self.at.n // SEGMENTS[width].length)
         length = -(-segments // _MOST_PARTS)
         return -(-segments // length), length
 
@@ -156,7 +158,7 @@ def _input(problem: Any, out: Array, weight: Array | None, sign: Array | None) -
     x, where = problem.x, problem.where
     factors, factor = factors_of(problem.scale)
     at = layout_of(x.shape, problem.axes, strides_of(x, out, where, factors, weight, sign))
-    is_plain = where is None and _is_contiguous(at, 0, x)
+    is_plain = where is None and is_contiguous(at, 0, x)
     return _Input((x, where, factors, factor), at, is_plain, problem.x_code)
 
 
@@ -164,17 +166,17 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes the problem's output."""
     x, out, out_code, log = problem.x, problem.out, problem.out_code, problem.log
     given = _input(problem, out, None, None)
-    at, width = given.at, _width(given.code, out_code)
+    at, width = given.at, width_of(given.code, out_code)
     shape = shape_for(at.n, width)
-    direct = given.is_plain and _is_contiguous(at, 1, out)
+    direct = given.is_plain and is_contiguous(at, 1, out)
     if shape is not None:
         variant = _softmax_variant(shape, given.code, out_code, direct, log)
-        yield _launch(variant, shape, at.rows, (*given.arguments, out, at.struct))
+        yield launch_of(variant, shape, at.rows, (*given.arguments, out, at.struct))
     elif (
         direct and _BYTES[given.code] > 1 and (kept := _whole_chunks(at.n * _BYTES[given.code])) <= device.dynamic_limit
     ):
         variant = _kept_variant(given.code, out_code, log)
-        yield _launch(variant, _SEGMENTS[width], at.rows, (x, *given.arguments[2:], out, at.struct))._replace(
+        yield launch_of(variant, SEGMENTS[width], at.rows, (x, *given.arguments[2:], out, at.struct))._replace(
             shared=kept
         )
     else:
@@ -188,12 +190,12 @@ def _whole_chunks(size: int) -> int:
 def _softmax_of_long_rows(problem: SoftmaxProblem, given: _Input, direct: bool, device: Device) -> Iterator[Launch]:
     """Yield, for as many rows at a time as the cache holds, what finds their pairs and what reads them once more."""
     out, out_code, at = problem.out, problem.out_code, given.at
-    width = _width(given.code, out_code)
+    width = width_of(given.code, out_code)
     reduced = tuple(1 if k in problem.axes else length for k, length in enumerate(out.shape))
     m, rest = device.scratch(reduced), device.scratch(reduced)
     state = layout_of(out.shape, problem.axes, strides_of(problem.x, m, None, None, None, rest))
     normalizing = _input(problem, out, m, rest).at
-    segments = _SEGMENTS[width]
+    segments = SEGMENTS[width]
     together = max(1, device.cache // 2 // (at.n * _BYTES[given.code]))
     scratch = device.scratch((min(together, at.rows) * given.parts(width)[0], 3))
     for first in range(0, at.rows, together):
@@ -202,7 +204,7 @@ def _softmax_of_long_rows(problem: SoftmaxProblem, given: _Input, direct: bool, 
         units = rows * -(-at.n // segments.length)
         variant = _normalize_variant(segments, given.code, out_code, direct, problem.log)
         last = (normalizing.struct, np.int64(first), np.int64(rows))
-        yield _launch(variant, segments, units, (*given.arguments, m, rest, out, *last))
+        yield launch_of(variant, segments, units, (*given.arguments, m, rest, out, *last))
 
 
 def _states(
@@ -217,12 +219,12 @@ def _states(
     arithmetic: int,
 ) -> Iterator[Launch]:
     """Yield what reduces the long rows from ``first`` on: to their states, or to logarithms and signs."""
-    width = _width(given.code, arithmetic)
+    width = width_of(given.code, arithmetic)
     parts, length = given.parts(width)
     rest = (np.int64(first), np.int64(rows))
     variant = _parts_variant(given.code, arithmetic, given.is_plain)
     reading = (*given.arguments, scratch, given.at.struct, *rest, np.int64(parts), np.int64(length))
-    yield _launch(variant, _SEGMENTS[width], rows * parts, reading)
+    yield launch_of(variant, SEGMENTS[width], rows * parts, reading)
     yield joining(out_code, scratch, parts, results, is_state, at, first, rows)
 
 
@@ -238,7 +240,7 @@ def joining(
 ) -> Launch:
     """Return what joins the pairs of the parts of the rows from ``first`` on."""
     writing = (pairs, np.int64(parts), *results, np.int32(is_state), at.struct, np.int64(first), np.int64(rows))
-    return _launch(_join_variant(out_code), Shape(32, 1), rows, writing)
+    return launch_of(_join_variant(out_code), Shape(32, 1), rows, writing)
 
 
 def logsumexp(problem: LogSumExpProblem, device: Device) -> Iterator[Launch]:
@@ -261,12 +263,12 @@ def _reduction(
 ) -> Iterator[Launch]:
     given = _input(problem, out, None, sign)
     at = given.at
-    shape = shape_for(at.n, _width(given.code, code))
+    shape = shape_for(at.n, width_of(given.code, code))
     if shape is not None:
         variant = _logsumexp_variant(shape, given.code, code, given.is_plain)
-        yield _launch(variant, shape, at.rows, (*given.arguments, out, sign, np.int32(is_state), at.struct))
+        yield launch_of(variant, shape, at.rows, (*given.arguments, out, sign, np.int32(is_state), at.struct))
     else:
-        scratch = device.scratch((at.rows * given.parts(_width(given.code, code))[0], 3))
+        scratch = device.scratch((at.rows * given.parts(width_of(given.code, code))[0], 3))
         yield from _states(given, code, scratch, 0, at.rows, (out, sign), is_state, at, code)
 
 
@@ -274,13 +276,13 @@ def normalize(problem: NormalizeProblem, device: Device) -> Iterator[Launch]:
     """Yield what writes exp(x - m) / d."""
     out, out_code, m, rest = problem.out, problem.out_code, problem.m, problem.rest
     given = _input(problem, out, m, rest)
-    at, width = given.at, _width(given.code, out_code)
-    shape = next((short for short in _SHAPES[width][:2] if at.n <= short.length), _SEGMENTS[width])
-    direct = given.is_plain and _is_contiguous(at, 1, out)
+    at, width = given.at, width_of(given.code, out_code)
+    shape = next((short for short in _SHAPES[width][:2] if at.n <= short.length), SEGMENTS[width])
+    direct = given.is_plain and is_contiguous(at, 1, out)
     units = at.rows * -(-at.n // shape.length)
     variant = _normalize_variant(shape, given.code, out_code, direct, False)
     last = (at.struct, np.int64(0), np.int64(at.rows))
-    yield _launch(variant, shape, units, (*given.arguments, m, rest, out, *last))
+    yield launch_of(variant, shape, units, (*given.arguments, m, rest, out, *last))
 
 
 def factors_of(scale: float | Array | None) -> tuple[Array | None, np.float64]:
@@ -300,14 +302,15 @@ def strides_of(*operands: Array | None) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-def _is_contiguous(at: Layout, operand: int, array: Array) -> bool:
+def is_contiguous(at: Layout, operand: int, array: Array) -> bool:
     """Return whether the rows of an operand are contiguous and its elements lie at multiples of their size."""
     size = array.dtype.itemsize
     contiguous = at.steps[operand] == size or at.n == 1
     return contiguous and at.alignment[operand] % size == 0 and array.data.ptr % size == 0
 
 
-def _launch(variant: Variant, shape: Shape, units: int, arguments: tuple[Any, ...]) -> Launch:
+def launch_of(variant: Variant, shape: Shape, units: int, arguments: tuple[Any, ...]) -> Launch:
+    """Return the launch of a kernel whose teams take a row, or another unit, each."""
     block = max(shape.group, _SMALLEST_BLOCK)
     blocks = -(-units * shape.group // block)
     return Launch(variant, min(blocks, MOST_BLOCKS), block, arguments)
