@@ -198,15 +198,16 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, 1)
                 by.at_label = gradient_at_label(x_at_label, m_of_row, rest_of_row, grad_of_row, q);
                 by.label = label;
             }
-            team::meet();                       // before the element at the label gives way to its gradient
         }
         char* const to = y + offset(at.outer, Y, place);
         for (i64 segment = r.segments - 1; segment >= 0; --segment) {
             if (segment != held) {
+                team::meet();                   // accesses that are not aligned reach what a neighbour has written
                 mine = r.read_segment(at.inner, segment);
                 with = r.read_segment_beside(mine, at.inner, segment);
                 held = segment;
             }
+            team::meet();                       // and what it reads
             become_gradients(mine, with, by, segment);
             write(mine, r.from, to, at.inner, segment, compute(0), as_it_is());
         }
