@@ -41,12 +41,23 @@ DS_DEVICE company read_beside(const share& mine, const char* w, i64 length, cons
     return with;
 }
 
+// As `accumulator`, of terms that may be infinite.
+struct finite_accumulator {
+    twofold sum = {0.0, 0.0};
+    DS_DEVICE void add_term(int, f64 term) { sum = finite_plus(sum, {term, 0.0}); }
+    DS_DEVICE twofold total() const { return sum; }
+};
+struct plus_finite {
+    DS_DEVICE f64 operator()(f64 a, f64 b) const { return a + b; }
+    DS_DEVICE twofold operator()(twofold a, twofold b) const { return finite_plus(a, b); }
+};
+
 // The sum of term(i) over the elements of a team that are visible.
 template <class Term> DS_DEVICE f64 sum_over(const share& mine, Term term) {
-    accumulator sum;
+    typename choose<sizeof(compute) == 4, accumulator, finite_accumulator>::type sum;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) sum.add_term(i, mine.visible >> i & 1 ? term(i) : compute(0));
-    return value_of(team::reduce(sum.total(), plus()));
+    return value_of(team::reduce(sum.total(), plus_finite()));
 }
 
 }  // namespace ds

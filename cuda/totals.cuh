@@ -7,11 +7,6 @@ namespace ds {
 
 struct entry { twofold sum; f64 count; };
 
-// What is not finite has no error to carry, which would be NaN.
-DS_DEVICE twofold finite_plus(twofold a, twofold b) {
-    const f64 plain = a.high + b.high;
-    return plain - plain == 0.0 ? a + b : twofold{plain, 0.0};
-}
 DS_DEVICE entry operator+(entry a, entry b) { return {finite_plus(a.sum, b.sum), a.count + b.count}; }
 DS_DEVICE entry from_lane(entry a, int distance) { return {from_lane(a.sum, distance), from_lane(a.count, distance)}; }
 
