@@ -80,7 +80,7 @@ def test_logsumexp_reads_each_sector_once(key: str, n: int) -> None:
     of_input = [row for row in rows if (row.space, row.operation, row.bytes) == ("global", "load", 16)]
     assert wasteful([row for row in rows if not is_of_parts(row)]) == []
     assert units(of_input)["global", "load"] == x.nbytes // SECTOR
-    parts = x.shape[0] * -(-n // cuda_rows._SEGMENTS[width_of(key)].length) if n > lengths(key)[-2] else 0
+    parts = x.shape[0] * -(-n // cuda_rows.SEGMENTS[width_of(key)].length) if n > lengths(key)[-2] else 0
     found = units(rows)
     assert found["global", "load"] - x.nbytes // SECTOR <= 3 * parts
     assert found["global", "store"] <= x.shape[0] + 3 * parts, "one store a row, three a part"

@@ -15,6 +15,12 @@ from process import run_code
 import dualsoft as ds
 from dualsoft.backends import cuda, nvrtc
 from dualsoft.dtypes import BF16, F16, F32, F64
+from dualsoft.loss_problem import (
+    cross_entropy_gradient_problem,
+    cross_entropy_problem,
+    logsumexp_gradient_problem,
+    softmax_gradient_problem,
+)
 from dualsoft.problem import NormalizeProblem, StateProblem, cumulative_problem, logsumexp_problem, softmax_problem
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
@@ -276,7 +282,19 @@ def problems_of(x: Any, where: Any, code: int) -> list[Any]:
         cumulative_problem(x, -1, False, None, None),
         StateProblem(x, m, m, (1,), 2, None, where, code),
         NormalizeProblem(x, x, (1,), 2, None, where, code, code, m, m),
+        *problems_of_losses(x, where, m[:, 0]),
     ]
+
+
+def problems_of_losses(x: Any, where: Any, lse: Any) -> list[Any]:
+    found = [
+        logsumexp_gradient_problem(1.0, x, lse, -1, None, None, where, None, None),
+        softmax_gradient_problem(x, x, -1, where, None, None, False),
+    ]
+    for labels in (np.zeros(len(x), int), x):
+        found.append(cross_entropy_problem(x, labels, -1, None, 0.0, 0.0, "mean", False))
+        found.append(cross_entropy_gradient_problem(1.0, x, labels, lse, -1, None, 0.0, 0.0, "mean", None))
+    return found
 
 
 @pytest.fixture

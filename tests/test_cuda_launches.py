@@ -208,7 +208,7 @@ def test_grids_stay_within_the_limit_and_cover_all_rows(n: int, rows: int) -> No
 # ------------------------------------------------------------------ parts and waves of long rows
 @pytest.mark.parametrize("width", ["narrow", "wide"])
 def test_parts_have_every_segment_once(width: str) -> None:
-    segment, code = cuda_rows._SEGMENTS[width].length, F32 if width == "narrow" else F64
+    segment, code = cuda_rows.SEGMENTS[width].length, F32 if width == "narrow" else F64
     for segments in (3, 4, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 3000, 10**6):
         for n in (segments * segment, (segments - 1) * segment + 1):
             for name, problem in every_problem(3, n, code).items():
