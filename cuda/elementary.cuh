@@ -10,6 +10,8 @@ namespace ds {
 DS_DEVICE f64 infinity() { return __longlong_as_double(0x7ff0000000000000); }
 DS_DEVICE f64 not_a_number() { return __longlong_as_double(0x7ff8000000000000); }
 
+DS_DEVICE f64 absolute(f64 a) { return a < 0.0 ? -a : a; }
+
 // a + b x + c x^2 + ...
 template <class C> DS_DEVICE C horner(C, C a) { return a; }
 template <class C, class... Rest> DS_DEVICE C horner(C x, C a, Rest... rest) { return fused(horner(x, rest...), x, a); }

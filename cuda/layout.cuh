@@ -15,18 +15,25 @@ struct axes {
 };
 
 // Not inlined: a division of 64 bits is a hundred instructions, and this is the way of unusual layouts.
-static __device__ __noinline__ i64 offset_along_axes(const axes& a, operand which, i64 index) {
+static __device__ __noinline__ i64 offset_along_axes(const axes& a, const i64* stride, i64 index) {
     i64 bytes = 0;
     for (int k = int(a.rank) - 1; k >= 0; --k) {
         const i64 length = a.length[k];
         const i64 above = (index | length) >> 32 == 0 ? i64(u32(index) / u32(length)) : index / length;
-        bytes += (index - above * length) * a.stride[which][k];
+        bytes += (index - above * length) * stride[k];
         index = above;
     }
     return bytes;
 }
 DS_DEVICE i64 offset(const axes& a, operand which, i64 index) {
-    return a.rank == 1 ? index * a.stride[which][0] : offset_along_axes(a, which, index);
+    return a.rank == 1 ? index * a.stride[which][0] : offset_along_axes(a, a.stride[which], index);
+}
+
+// Of operands beyond those: along the outer axes alone, they have one element a row.
+constexpr int MORE = 3;
+struct more_strides { i64 stride[MORE][MAX_RANK]; };
+DS_DEVICE i64 offset(const axes& a, const more_strides& more, int which, i64 index) {
+    return a.rank == 1 ? index * more.stride[which][0] : offset_along_axes(a, more.stride[which], index);
 }
 
 // A row is one index of the outer axes; its elements are those of the inner ones.

@@ -1,6 +1,5 @@
 // logsumexp.cu - the logarithm of the sum of exponentials of each row, or its state, of rows that fit the registers of their threads.
-#include "logarithm.cuh"
-#include "reduced.cuh"
+#include "logarithms.cuh"
 
 // With `is_state`, y and sign are float64 and get m and d - 1.
 extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)

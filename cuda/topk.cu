@@ -1,6 +1,6 @@
 // topk.cu - the k largest elements of each row and its pair, in one look at it. Of rows in parts both go to memory, for topk_join.cu.
 #include "largest.cuh"
-#include "logarithm.cuh"
+#include "logarithms.cuh"
 #include "ranks.cuh"
 #include "reduced.cuh"
 

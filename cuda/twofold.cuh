@@ -22,6 +22,12 @@ DS_DEVICE twofold operator+(twofold a, twofold b) {
     return {high, (sum - high) + low};
 }
 
+// What is not finite has no error to carry, which would be NaN.
+DS_DEVICE twofold finite_plus(twofold a, twofold b) {
+    const f64 plain = a.high + b.high;
+    return plain - plain == 0.0 ? a + b : twofold{plain, 0.0};
+}
+
 // The sum's type for terms of C.
 template <class C> using wide_of = typename choose<sizeof(C) == 4, f64, twofold>::type;
 

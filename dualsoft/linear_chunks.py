@@ -57,7 +57,7 @@ def cross_entropy(problem: LinearCrossEntropyProblem, run: Run) -> None:
         losses[rows] = _losses(found, targets, len(operands.weight))
         if problem.lse is not None:
             problem.lse[...] = log_of(found.m, found.rest)
-        losses = xp.where(counts, losses, 0)
+        losses = xp.where(counts, losses + _wrong(targets, problem.operands, xp), 0)
         if targets.reduction == "none":
             problem.out[...] = losses
         elif targets.reduction == "sum":
@@ -117,11 +117,15 @@ def gradients(problem: LinearGradientProblem, run: Run) -> None:
         grad = xp.broadcast_to(xp.asarray(problem.grad, FLOAT64), counts.shape)
         if targets.reduction == "mean":
             grad = grad / xp.maximum(counts.sum(), 1)
+        grad = xp.where(counts, grad + _wrong(targets, operands, xp), 0)
         pick = slice(None) if chosen is None else chosen
         lse = problem.lse._replace(m=problem.lse.m[pick], rest=problem.lse.rest[pick], roundoff=0.0)
-        of_hidden = _backward(
-            problem, _part(operands, chosen), _part_of(targets, chosen), lse, xp.where(counts, grad, 0)[pick], run
-        )
+        part = _part(operands, chosen)
+        if chosen is None and is_cupy(counts):
+            # Rows that do not count are multiplied too, by 0: what they hold must not show.
+            part = part._replace(hidden=xp.where(counts, part.hidden, part.hidden.dtype.type(0)))
+            lse = lse._replace(m=xp.where(counts, lse.m, 0), rest=xp.where(counts, lse.rest, 0))
+        of_hidden = _backward(problem, part, _part_of(targets, chosen), lse, grad[pick], run)
         if chosen is not None:
             problem.hidden[...] = 0
         problem.hidden[pick] = of_hidden.astype(problem.hidden.dtype)
@@ -191,8 +195,8 @@ def _subtract_targets(
     inside, column = _labels_inside(targets, block)
     difference = before - log
     exact = grad * (xp.expm1(difference) + (targets.smoothing - uniform)) + (factor - grad) * xp.exp(difference)
-    here = xp.take_along_axis(logits, column, 1)
-    xp.put_along_axis(logits, column, xp.where(inside, exact, here).astype(logits.dtype), 1)
+    rows = xp.arange(len(logits))[:, None]
+    logits[rows, column] = xp.where(inside, exact, logits[rows, column]).astype(logits.dtype)
 
 
 def _labels_inside(targets: Targets, block: _Block) -> tuple[Array, Array]:
@@ -231,6 +235,14 @@ def _counts(xp: Any, targets: Targets, rows: int) -> Array:
     if targets.labels_code >= 0 or targets.ignored is None:
         return xp.ones((rows, 1), bool)
     return _on_device(xp, targets.labels) != targets.ignored
+
+
+def _wrong(targets: Targets, operands: Operands, xp: Any) -> Any:
+    """Return NaN for rows whose label is of no class, else 0; those that the host sees have been checked."""
+    if targets.labels_code >= 0 or not is_cupy(targets.labels):
+        return 0.0
+    labels = targets.labels
+    return xp.where((labels < 0) | (labels >= len(operands.weight)), xp.nan, 0.0)
 
 
 def _on_device(xp: Any, labels: Array) -> Array:

@@ -13,8 +13,23 @@ from cases import DTYPES
 from process import run_code
 
 import dualsoft as ds
-from dualsoft.backends import cuda, nvrtc
+from dualsoft.backends import (
+    cuda,
+    cuda_algorithms,
+    cuda_columns,
+    cuda_cumulative,
+    cuda_losses,
+    cuda_rows,
+    cuda_weighted,
+    nvrtc,
+)
 from dualsoft.dtypes import BF16, F16, F32, F64
+from dualsoft.loss_problem import (
+    cross_entropy_gradient_problem,
+    cross_entropy_problem,
+    logsumexp_gradient_problem,
+    softmax_gradient_problem,
+)
 from dualsoft.problem import (
     NormalizeProblem,
     StateProblem,
@@ -257,12 +272,16 @@ def test_warmup_judges_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ds.warmup("cpu") == ds.warmup("reference") == 0
 
 
+OF_ROWS = (cuda_algorithms, cuda_columns, cuda_cumulative, cuda_losses, cuda_rows, cuda_weighted)
+"""Tables whose problems are of rows: lengths and layouts reach all that they have."""
+
+
 @needs_emulator
 @pytest.mark.parametrize(("key", "code"), [("f16", F16), ("bf16", BF16), ("f32", F32), ("f64", F64)])
 def test_warmup_covers_every_call_on_the_dtype(key: str, code: int) -> None:
     """No variant is missing, whatever the row length and the layout, and none is there in vain."""
     cp = devices.module(NAME)
-    wanted = {variant for table in cuda._TABLES for variant in table.variants((code,))}
+    wanted = {variant for table in OF_ROWS for variant in table.variants((code,))}
     device, used = cuda.Kernels(cp).device(0), set()
     for n in (1, 64, 65, 256, 300, 1024, 1100, 4000, 8192, 9000, 16400, 200_000):
         wide = cp.zeros((2, 3 * n), DTYPES[key])
@@ -284,7 +303,19 @@ def problems_of(x: Any, where: Any, code: int) -> list[Any]:
         textbook_problem(x, 1, x.dtype, "online"),
         StateProblem(x, m, m, (1,), 2, None, where, code),
         NormalizeProblem(x, x, (1,), 2, None, where, code, code, m, m),
+        *problems_of_losses(x, where, m[:, 0]),
     ]
+
+
+def problems_of_losses(x: Any, where: Any, lse: Any) -> list[Any]:
+    found = [
+        logsumexp_gradient_problem(1.0, x, lse, -1, None, None, where, None, None),
+        softmax_gradient_problem(x, x, -1, where, None, None, False),
+    ]
+    for labels in (np.zeros(len(x), int), x):
+        found.append(cross_entropy_problem(x, labels, -1, None, 0.0, 0.0, "mean", False))
+        found.append(cross_entropy_gradient_problem(1.0, x, labels, lse, -1, None, 0.0, 0.0, "mean", None))
+    return found
 
 
 @pytest.fixture

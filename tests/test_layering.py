@@ -60,6 +60,7 @@ LAYERS = (
         "backends.cuda_algorithms",
         "backends.cuda_attention",
         "backends.cuda_topk",
+        "backends.cuda_losses",
         "backends.cuda_sample",
     },
     {

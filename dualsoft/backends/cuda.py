@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from dualsoft import linear_chunks
 from dualsoft.arrays import is_cupy
 from dualsoft.attention_problem import AttentionProblem
 from dualsoft.backends import (
@@ -19,6 +20,7 @@ from dualsoft.backends import (
     cuda_columns,
     cuda_cumulative,
     cuda_gradients,
+    cuda_losses,
     cuda_rows,
     cuda_sample,
     cuda_topk,
@@ -30,6 +32,13 @@ from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
 from dualsoft.gradient_problem import GradientProblem
+from dualsoft.linear_problem import LinearCrossEntropyProblem, LinearGradientProblem
+from dualsoft.loss_problem import (
+    CrossEntropyGradientProblem,
+    CrossEntropyProblem,
+    LogSumExpGradientProblem,
+    SoftmaxGradientProblem,
+)
 from dualsoft.problem import (
     CumulativeProblem,
     LogSumExpProblem,
@@ -69,9 +78,19 @@ _LAUNCHES: dict[type, Table] = {
     TextbookProblem: cuda_algorithms.softmax,
     TopKProblem: partial(cuda_topk.softmax_topk, _plain_logsumexp),
     SampleProblem: cuda_sample.sample,
+    CrossEntropyProblem: cuda_losses.cross_entropy,
+    CrossEntropyGradientProblem: cuda_losses.cross_entropy_gradient,
+    LogSumExpGradientProblem: cuda_losses.logsumexp_gradient,
+    SoftmaxGradientProblem: cuda_losses.softmax_gradient,
     AttentionProblem: cuda_attention.attention,
     GradientProblem: cuda_gradients.attention_gradients,
 }
+
+_COMPOSED: dict[type, Callable[[Any, Callable[[Any], None]], None]] = {
+    LinearCrossEntropyProblem: linear_chunks.cross_entropy,
+    LinearGradientProblem: linear_chunks.gradients,
+}
+"""What is made of CuPy's functions and of problems that have launches."""
 
 _TABLES = (
     cuda_rows,
@@ -81,6 +100,7 @@ _TABLES = (
     cuda_algorithms,
     cuda_topk,
     cuda_sample,
+    cuda_losses,
     cuda_attention,
     cuda_attention_tensor,
     cuda_gradients,
@@ -101,6 +121,9 @@ class Kernels:
 
     def run(self, problem: Any) -> None:
         """Write the problem's output. The host does not wait."""
+        if (composed := _COMPOSED.get(type(problem))) is not None:
+            composed(problem, self.run)
+            return
         with problem.x.device as current:
             device = self._devices.get(current.id) or self.device(current.id)
             for launch in _LAUNCHES[type(problem)](problem, device):
@@ -135,7 +158,7 @@ class Kernels:
 
     def accepts(self, work: Any) -> bool:
         """Return whether a problem, or an array, is one that these kernels serve."""
-        if type(work) in _LAUNCHES:
+        if type(work) in _LAUNCHES or type(work) in _COMPOSED:
             return isinstance(work.x, self.cp.ndarray) and work.x_code in STORAGE
         known = find_format(work.dtype) if isinstance(work, self.cp.ndarray) else None
         return known is not None and known.code in STORAGE

@@ -11,8 +11,11 @@ import numpy as np
 
 MAX_RANK = 24
 OPERANDS = ("x", "y", "where", "scale", "weight", "sign")
+MORE = 3
+"""The most operands beyond these: they have one element a row."""
 
 _AXES = np.dtype([("rank", np.int64), ("length", np.int64, MAX_RANK), ("stride", np.int64, (len(OPERANDS), MAX_RANK))])
+_MORE = np.dtype([("stride", np.int64, (MORE, MAX_RANK))])
 _LAYOUT = np.dtype([("rows", np.int64), ("n", np.int64), ("outer", _AXES), ("inner", _AXES)])
 
 Strides = tuple[int, ...]
@@ -25,6 +28,8 @@ class Layout(NamedTuple):
     n: int
     struct: np.ndarray[Any, Any]
     """What a kernel is given."""
+    more: np.ndarray[Any, Any]
+    """``more_strides`` there: those of the operands beyond."""
     steps: tuple[int, ...]
     """By operand, the distance in bytes of neighbours in a row where one step reaches them all, else 0."""
     alignment: tuple[int, ...]
@@ -35,7 +40,8 @@ class Layout(NamedTuple):
 def layout_of(shape: tuple[int, ...], axes: tuple[int, ...], strides: tuple[Strides | None, ...]) -> Layout:
     """Return the layout of an array of ``shape`` whose ``axes`` are the rows.
 
-    ``strides`` are in bytes, one entry an operand, None for those that are not there.
+    ``strides`` are in bytes, one entry an operand, None for those that are not there; operands beyond ``OPERANDS``
+    have one element a row.
 
     Raises
     ------
@@ -45,13 +51,15 @@ def layout_of(shape: tuple[int, ...], axes: tuple[int, ...], strides: tuple[Stri
     full = [(0,) * len(shape) if given is None else given for given in strides]
     inner = _merged(shape, axes, full)
     outer = _merged(shape, tuple(k for k in range(len(shape)) if k not in axes), full)
-    struct = np.zeros((), _LAYOUT)
+    struct, more = np.zeros((), _LAYOUT), np.zeros((), _MORE)
     rows, n = _fill(struct["outer"], outer), _fill(struct["inner"], inner)
     struct["rows"], struct["n"] = rows, n
-    struct.flags.writeable = False
+    for k, (_, beyond) in enumerate(outer):
+        more["stride"][: len(beyond) - len(OPERANDS), k] = beyond[len(OPERANDS) :]
+    struct.flags.writeable = more.flags.writeable = False
     steps = tuple(inner[0][1][k] if len(inner) == 1 else 0 for k in range(len(OPERANDS)))
     alignment = tuple(_power_of_two(axis[1][k] for axis in outer) for k in range(len(OPERANDS)))
-    return Layout(rows, n, struct, steps, alignment)
+    return Layout(rows, n, struct, more, steps, alignment)
 
 
 _Axis = tuple[int, tuple[int, ...]]
@@ -81,7 +89,7 @@ def _fill(struct: np.ndarray[Any, Any], axes: list[_Axis]) -> int:
     total = 1
     for k, (length, steps) in enumerate(axes):
         struct["length"][k] = length
-        struct["stride"][:, k] = steps
+        struct["stride"][:, k] = steps[: len(OPERANDS)]
         total *= length
     return total
 

@@ -64,6 +64,7 @@ _SMALLEST_BLOCK = 128
 
 
 def width_of(x_code: int, out_code: int) -> str:
+    """Return "narrow" where the arithmetic is float32, else "wide"."""
     return "narrow" if x_code in _NARROW and out_code in _NARROW else "wide"
 
 
@@ -73,8 +74,9 @@ def shape_for(n: int, width: str) -> Shape | None:
 
 
 def row_variant(
-    source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: int
+    source: str, kernel: str, shape: Shape, x_code: int, out_code: int, direct: bool = True, **more: str | int
 ) -> Variant:
+    """Return a variant of a kernel over rows that are shared out by ``cuda/rows.cuh``."""
     chunk = min(16 // _BYTES[x_code], shape.items)
     defines: dict[str, str | int] = {
         "DS_X": STORAGE[x_code],
@@ -308,6 +310,7 @@ def is_contiguous(at: Layout, operand: int, array: Array) -> bool:
 
 
 def launch_of(variant: Variant, shape: Shape, units: int, arguments: tuple[Any, ...]) -> Launch:
+    """Return the launch of a kernel whose teams take a row, or another unit, each."""
     block = max(shape.group, _SMALLEST_BLOCK)
     blocks = -(-units * shape.group // block)
     return Launch(variant, min(blocks, MOST_BLOCKS), block, arguments)

@@ -1,6 +1,7 @@
-// logarithm.cuh - the logarithm of the sum of exponentials of a row that its threads hold in registers.
+// logarithms.cuh - the logarithm of a row in the registers of its threads: once more, beyond float64, where it is small.
 #pragma once
 #include "beyond.cuh"
+#include "reduced.cuh"
 #include "rows.cuh"
 
 namespace ds {

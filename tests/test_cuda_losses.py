@@ -1,0 +1,141 @@
+"""Losses and gradients on device arrays: the tests of NumPy arrays with their arrays moved, and what devices add."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import test_linear_loss
+import test_losses
+from cases import normal
+from conftest import DEVICES
+from devices import get, put
+from placed import Placed
+
+import dualsoft as ds
+from dualsoft import linear_chunks
+
+Array = np.ndarray[Any, Any]
+NAN = np.nan
+BACKENDS = [name for name in DEVICES if name in ("cuda-emulated:sm_80", "cuda")]
+KEYS = ("f16", "bf16", "f32", "f64")
+
+SHARED: list[tuple[str, tuple[Any, ...]]] = [
+    *(("test_special_rows", (key,)) for key in KEYS),
+    ("test_a_probability_of_0_counts_nothing", ()),
+    ("test_smoothing_by_1_leaves_the_label_out", ()),
+    *(("test_ignored_rows", (ignored,)) for ignored in (-100, 1, 2**40)),
+    ("test_nothing_counts", ()),
+    ("test_a_large_common_shift", ()),
+    ("test_lse_of_more_than_these_elements", ()),
+    ("test_weights_far_from_1", ()),
+    ("test_weights_of_0_hide", ()),
+    ("test_hidden_elements_get_nothing", ()),
+    ("test_the_gradient_at_a_sure_label_keeps_its_accuracy", ()),
+    ("test_out_may_be_the_incoming_gradient", ()),
+    ("test_gradients_are_those_of_the_functions", ()),
+]
+LINEAR = ("test_against_whole_logits", "test_gradients")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for module in (test_losses, test_linear_loss):
+        monkeypatch.setattr(module, "ds", Placed(request.param))
+    with ds.use_backend(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize(("name", "given"), SHARED)
+def test_as_on_the_host(name: str, given: tuple[Any, ...], backend: str) -> None:
+    getattr(test_losses, name)(*given, backend)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "probabilities"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_as_on_the_host(name: str, soft: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_chunks, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(linear_chunks, "BLOCK_CLASSES", 32)
+    getattr(test_linear_loss, name)("f32", soft, backend)
+
+
+def test_linear_rows_that_do_not_count(backend: str) -> None:
+    test_linear_loss.test_rows_that_do_not_count_are_not_read(backend)
+
+
+# ------------------------------------------------------------------ labels that the host does not read
+def test_labels_of_no_class(backend: str) -> None:
+    """Their rows are NaN, and so are totals over them; no other row is, and nothing outside is touched."""
+    x = normal("f32", 5, 300)
+    labels = np.array([3, -1, 299, 300, 2**40])
+    given, there = put(backend, x), put(backend, labels)
+    loss, lse = ds.cross_entropy(given, there, reduction="none", return_lse=True)
+    wrong = np.array([False, True, False, True, True])
+    np.testing.assert_array_equal(np.isnan(get(loss)), wrong)
+    assert np.isfinite(get(lse)).all()
+    gradient = get(ds.cross_entropy_backward(1.0, given, there, lse, reduction="sum"))
+    np.testing.assert_array_equal(np.isnan(gradient).all(1), wrong)
+    np.testing.assert_array_equal(np.isnan(gradient).any(1), wrong)
+    assert np.isnan(get(ds.cross_entropy(given, there)))
+    ignored = ds.cross_entropy(given[:2], there[:2], ignore_index=-1)
+    np.testing.assert_array_equal(get(ignored), get(loss)[0])
+    with pytest.raises(ValueError, match="labels must be within"):
+        ds.cross_entropy(given, labels)
+    hidden, weight = put(backend, normal("f32", 5, 3)), put(backend, normal("f32", 300, 3))
+    linear = get(ds.linear_cross_entropy(hidden, weight, there, reduction="none"))
+    np.testing.assert_array_equal(np.isnan(linear), wrong)
+    grads = ds.linear_cross_entropy_backward(1.0, hidden, weight, there, put(backend, np.zeros(5)), reduction="sum")
+    np.testing.assert_array_equal(np.isnan(get(grads.hidden)).all(1), wrong)
+
+
+def test_labels_of_the_host_beside_device_logits(backend: str) -> None:
+    x, labels = put(backend, normal("f32", 4, 33)), np.array([0, 5, 32, 5])
+    for options in ({}, {"ignore_index": 5}):
+        there = ds.cross_entropy(x, put(backend, labels), **options)
+        np.testing.assert_array_equal(get(ds.cross_entropy(x, labels, **options)), get(there))
+        lse = ds.logsumexp(x, -1)
+        there = ds.cross_entropy_backward(1.0, x, put(backend, labels), lse, **options)
+        np.testing.assert_array_equal(get(ds.cross_entropy_backward(1.0, x, labels, lse, **options)), get(there))
+
+
+# ------------------------------------------------------------------ totals, layouts, in place
+def test_totals_of_many_rows(backend: str) -> None:
+    """More entries than one block adds up."""
+    x = np.zeros((9001, 2), np.float32)
+    x[:, 0] = 0.125
+    labels = np.zeros(len(x), int)
+    labels[::3] = 7
+    placed = Placed(backend)
+    one = float(placed.cross_entropy(x[1:2].astype(np.float64), labels[1:2]))
+    total = placed.cross_entropy(x, labels, reduction="sum", ignore_index=7)
+    assert total == pytest.approx(6000 * one, rel=2.0**-23)
+    assert placed.cross_entropy(x, labels, ignore_index=7) == pytest.approx(one, rel=2.0**-23)
+
+
+@pytest.mark.parametrize("name", test_losses.GRADIENTS)
+def test_layouts_and_in_place(name: str, backend: str) -> None:
+    """One row has one gradient, however it lies; long rows go by segments; the input may be the output."""
+    for shape, axis in (((3, 5, 37), 1), ((3, 300), 1), ((2, 8200), 1), ((8200, 2), 0)):
+        x = -np.abs(normal("f32", *shape))
+        inside = x.copy()
+        assert test_losses.GRADIENTS[name](inside, axis, inside) is inside
+        test_losses.same_bits(inside, test_losses.GRADIENTS[name](x, axis, None), f"{shape}")
+        unaligned = np.zeros(x.size + 1, np.float32)[1:].reshape(shape)
+        unaligned[...] = x
+        test_losses.same_bits(test_losses.GRADIENTS[name](unaligned, axis, unaligned), inside, f"unaligned, {shape}")
+
+
+def test_bits_do_not_depend_on_the_layout(backend: str) -> None:
+    placed = Placed(backend)
+    for n in (37, 300, 8200):
+        x, lse, grad = normal("f32", 3, n), np.array([9.0, 8.5, 9.5]), normal("f32", 3, n, seed=1)
+        turned = np.asfortranarray(x)
+        calls = {
+            "cross_entropy": lambda x, n=n: placed.cross_entropy(
+                x, np.array([0, n - 1, 5]), reduction="none", z_loss=0.1
+            ),
+            "logsumexp_backward": lambda x, lse=lse: placed.logsumexp_backward(1.0, x, lse, -1),
+            "softmax_backward": lambda x, grad=grad: placed.softmax_backward(grad, x, -1),
+        }
+        for name, call in calls.items():
+            test_losses.same_bits(call(turned), call(x), f"{name}, n={n}")
