@@ -48,10 +48,15 @@ up to 8 columns, and 128 bytes on their way: 8 warps suffice to keep memory busy
 
 _OPTIONS = "many rows with options take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
-    ("attention[x=f16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=bf16, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=f32, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 80): (16, _OPTIONS),
+    ("attention[x=f16, c=f32, options=1, few=0]", 90): (8, _OPTIONS),
+    ("attention[x=bf16, c=f32, options=1, few=0]", 90): (8, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 75): (8, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 86): (8, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 89): (8, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 100): (16, _OPTIONS),
+    ("attention[x=anything, c=f32, options=1, few=0]", 120): (8, _OPTIONS),
+    ("attention_gradient[x=anything, c=f32, few=0]", 100): (8, _OPTIONS),
     ("attention_gradient[x=anything, c=f32, few=0]", 120): (16, _OPTIONS),
     ("gradient_bias[x=anything, c=f64, few=0]", 120): (24, _OPTIONS),
 }
