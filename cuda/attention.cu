@@ -161,8 +161,6 @@ struct summing {
 DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
     const attention_task& t = in.t;
     const work_item& w = in.w;
-    const lines q = scaled(lines_of_queries(t, w.of, w.head, AT_Q, t.dim), rounded<compute>::of(t.fold));
-    const lines k = lines_of_keys(t, w.of, w.head, AT_K, t.dim), v = lines_of_keys(t, w.of, w.head, AT_V, t.dim_v);
     const i64 stop = least(in.seen.any.hi, (run + 1) * RUN);
     bool is_met = false;
     i64 j0 = most(in.seen.any.lo, run * RUN);
@@ -171,10 +169,14 @@ DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
         const span keys = {j0, j1, j0 < in.seen.all.lo || j0 + KEYS > in.seen.all.hi};
         if (!is_tile_visible(t, w, in.from, keys)) continue;
         compute s[ROWS_EACH][KEYS_EACH];
+        // operands are made anew for each tile: they would take many registers
+        const lines q = scaled(lines_of_queries(t, w.of, w.head, AT_Q, t.dim), rounded<compute>::of(t.fold));
+        const lines k = lines_of_keys(t, w.of, w.head, AT_K, t.dim);
         multiply({q, w.first, w.last}, {k, j0, j1}, in.memory.tile, in.memory.weights, s);
         if (DS_OPTIONS) apply_options(t, w, in.from, keys, in.memory.weights, s);
         else if (keys.is_edge) hide(in.memory, keys, s);
         weigh(in.unit, kind, s, r, in.memory.weights);
+        const lines v = lines_of_keys(t, w.of, w.head, AT_V, t.dim_v);
         for (i64 j = j0; j < j1; j += VALUE_KEYS) {
             __syncthreads();
             load_values(v, j, j1, w.slice * COLUMNS, kind, in.memory.tile, is_met);
