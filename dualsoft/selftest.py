@@ -25,10 +25,8 @@ from dualsoft.state_functions import merge, softmax_state
 WIDE = np.dtype(np.longdouble)
 Array = np.ndarray[Any, Any]
 
-_ON_DEVICES = (attention_shares,)
-"""Checks of functions that devices have kernels for, beside those of the softmax family."""
 _SHARES = (
-    *_ON_DEVICES,
+    attention_shares,
     selection_shares,
     loss_shares,
     linear_shares,
@@ -100,7 +98,7 @@ def run_checks(
                     for function, share in _shares(case, calls):
                         yield Check(backend, function, name, case.name, share)
             with use_backend(backend):
-                for shares in _SHARES if asarray is None else _ON_DEVICES:
+                for shares in _SHARES:
                     for function, case_name, share in shares(np.dtype(dtype), calls):
                         yield Check(backend, function, name, case_name, share)
 
