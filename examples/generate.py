@@ -11,7 +11,8 @@ four times the difference that the textbook's attention in float32 makes. (duals
 Thirty blocks amplify every rounding, and the largest of ten million differences varies by up to two between
 computations that are equally accurate.) The exit status is 1 when the difference is larger.
 
-Run it: ``python examples/generate.py "What is the capital of France?"``, or with ``--help``.
+Run it: ``python examples/generate.py "What is the capital of France?"``, or with ``--help``. With ``--backend cuda``
+the same lines run on a GPU, with CuPy arrays.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Generator, Iterable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,11 +71,14 @@ def draw(logits: Array, temperature: float, top_p: float, rng: np.random.Generat
 def generate(
     model: Model, tokens: Tokens, prompt: list[int], given: argparse.Namespace, speeds: list[Speed]
 ) -> Generator[int, None, None]:
-    """Yield new tokens until the model ends its turn; the speeds of the two phases join ``speeds`` when they end."""
+    """Yield new tokens until the model ends its turn; the speeds of the two phases join ``speeds`` when they end.
+
+    Each token's logits come to the host, which ends its time.
+    """
     rng = np.random.default_rng(given.seed)
     caches = smollm2.new_caches(model, len(prompt) + given.max_tokens)
     begin = time.perf_counter()
-    logits = smollm2.logits_of(model, smollm2.hidden_states(model, prompt, caches)[-1:])[0]
+    logits = smollm2.on_host(smollm2.logits_of(model, smollm2.hidden_states(model, prompt, caches)[-1:])[0])
     speeds.append(Speed(len(prompt), time.perf_counter() - begin))
     count, seconds = 0, 0.0
     try:
@@ -83,22 +88,23 @@ def generate(
             if token == tokens.end:
                 break
             yield token
-            logits = smollm2.logits_of(model, smollm2.hidden_states(model, [token], caches))[0]
+            logits = smollm2.on_host(smollm2.logits_of(model, smollm2.hidden_states(model, [token], caches))[0])
             count, seconds = count + 1, seconds + time.perf_counter() - begin
     finally:
         speeds.append(Speed(count, seconds))
 
 
-def standard(dtype: Any) -> smollm2.Attend:
+def standard(dtype: Any, xp: ModuleType) -> smollm2.Attend:
     """Return the textbook's causal attention, all scores stored, in ``dtype``."""
 
     def attend(cache: dualsoft.KVCache, q: Array) -> Array:
         _, heads, queries, head_dim = q.shape
-        k, v = (np.repeat(x.astype(dtype), heads // cache.kv_heads, axis=1) for x in (cache.k, cache.v))
+        k, v = (xp.repeat(x.astype(dtype), heads // cache.kv_heads, axis=1) for x in (cache.k, cache.v))
         keys = k.shape[2]
         scores = q.astype(dtype) @ k.swapaxes(2, 3) / dtype(np.sqrt(head_dim))
-        scores[..., np.arange(keys) > np.arange(keys - queries, keys)[:, None]] = -np.inf
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        hidden = xp.arange(keys) > xp.arange(keys - queries, keys)[:, None]
+        scores = xp.where(hidden, -np.inf, scores)
+        p = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         return ((p @ v) / p.sum(axis=-1, keepdims=True)).astype(q.dtype)
 
     return attend
@@ -108,14 +114,15 @@ def all_logits(model: Model, ids: list[int], attend: smollm2.Attend) -> Array:
     """Return the logits of a text, read in one go but for its end."""
     caches = smollm2.new_caches(model, len(ids))
     pieces = [ids[:-ONE_BY_ONE], *([token] for token in ids[-ONE_BY_ONE:])]
-    return smollm2.logits_of(model, np.concatenate([smollm2.hidden_states(model, p, caches, attend) for p in pieces]))
+    states = [smollm2.hidden_states(model, piece, caches, attend) for piece in pieces]
+    return smollm2.on_host(smollm2.logits_of(model, model.xp.concatenate(states)))
 
 
 def check(model: Model, tokens: Tokens) -> int:
     """Compare with float64 attention, print, and return the exit status."""
     ids = tokens.encode(TEXT.replace("\n", " "))[:CHECK_TOKENS]
-    want = all_logits(model, ids, standard(np.float64))
-    plain = float(np.abs(all_logits(model, ids, standard(np.float32)) - want).max())
+    want = all_logits(model, ids, standard(np.float64, model.xp))
+    plain = float(np.abs(all_logits(model, ids, standard(np.float32, model.xp)) - want).max())
     got = all_logits(model, ids, smollm2.causal)
     difference = np.abs(got - want)
     largest = float(np.abs(want).max())
@@ -130,8 +137,8 @@ def check(model: Model, tokens: Tokens) -> int:
     return 0 if worst <= tolerance else 1
 
 
-def load() -> tuple[Model, Tokens]:
-    """Load with a progress bar on the standard error, when that is a terminal."""
+def load(xp: ModuleType = np) -> tuple[Model, Tokens]:
+    """Load with a progress bar on the standard error, when that is a terminal; the weights become arrays of ``xp``."""
     path = smollm2.weights_file()
     from rich.console import Console
     from rich.progress import track
@@ -139,7 +146,7 @@ def load() -> tuple[Model, Tokens]:
     def bar(tensors: Sequence[Any]) -> Iterable[Any]:
         return track(tensors, "loading SmolLM2", console=Console(stderr=True), transient=True)
 
-    return smollm2.load(path, track=bar)
+    return smollm2.load(path, xp, bar)
 
 
 def write(model: Model, tokens: Tokens, prompt: list[int], given: argparse.Namespace) -> int:
@@ -165,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _judge(parser, given)
     begin = time.perf_counter()
     try:
-        model, tokens = load()
+        model, tokens = load(terminal.arrays_for(given.backend))
     except RuntimeError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -250,7 +257,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--system", type=terminal.text, default=SYSTEM, help="the system's message")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as text, not as a conversation")
     parser.add_argument(
-        "--backend", type=terminal.backend, help="of dualsoft, such as cpu:x86_64_v3 (default: the best)"
+        "--backend",
+        type=terminal.backend_or_cuda,
+        help="of dualsoft, such as cpu:x86_64_v3 (default: the best for NumPy), or cuda: CuPy arrays, on the GPU",
     )
     parser.add_argument("--check", action="store_true", help="compare the logits with float64 attention, and end")
     return parser

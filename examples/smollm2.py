@@ -75,6 +75,8 @@ class Model(NamedTuple):
     embedding: Array
     blocks: list[Block]
     norm: Array
+    xp: ModuleType
+    """Whose arrays the weights are: NumPy or CuPy."""
 
 
 class Tokens(NamedTuple):
@@ -173,7 +175,7 @@ def _model(config: Config, tensors: dict[str, Array], xp: ModuleType) -> Model:
                 down=matrix(at + "ffn_down"),
             )
         )
-    return Model(config, matrix("token_embd"), blocks, vector("output_norm"))
+    return Model(config, matrix("token_embd"), blocks, vector("output_norm"), xp)
 
 
 def _tokens(reader: Any) -> Tokens:
@@ -215,11 +217,9 @@ def causal(cache: dualsoft.KVCache, q: Array) -> Array:
     return cache.attention(q, causal=True)
 
 
-def hidden_states(
-    model: Model, ids: Sequence[int], caches: list[dualsoft.KVCache], attend: Attend = causal, xp: ModuleType = np
-) -> Array:
+def hidden_states(model: Model, ids: Sequence[int], caches: list[dualsoft.KVCache], attend: Attend = causal) -> Array:
     """Run tokens through the network, after those in ``caches``, which grow by them: (tokens, width)."""
-    config, tokens = model.config, len(ids)
+    config, xp, tokens = model.config, model.xp, len(ids)
     start = int(caches[0].lengths[0])
     turns = _rotations(config, start, tokens, xp)
     of_q, of_k = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -238,6 +238,11 @@ def hidden_states(
         of_gate = inner.shape[1] // 2
         x = x + (_silu(inner[:, :of_gate], xp) * inner[:, of_gate:]) @ block.down
     return _rms_norm(x, model.norm, config.epsilon, xp)
+
+
+def on_host(array: Array) -> Array:
+    """Return a NumPy array."""
+    return array.get() if hasattr(array, "get") else array
 
 
 def logits_of(model: Model, hidden: Array) -> Array:

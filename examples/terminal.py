@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 
@@ -72,3 +73,29 @@ def backend(name: str) -> str:
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return name
+
+
+def backend_or_cuda(name: str) -> str:
+    """Return the name of a backend that can be used for float32, for NumPy's arrays or, "cuda", for CuPy's.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        With the reason why not.
+    """
+    if name != "cuda":
+        return backend(name)
+    reason = dualsoft.backends()[name]
+    if reason is not None:
+        raise argparse.ArgumentTypeError(f"the cuda backend cannot be used: {reason}")
+    return name
+
+
+def arrays_for(name: str | None) -> ModuleType:
+    """Return the module whose arrays a backend takes."""
+    if name != "cuda":
+        return np
+    import cupy  # what the backend has found
+
+    found: ModuleType = cupy
+    return found

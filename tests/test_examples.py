@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import emulator
 import pytest
 from process import ROOT, python
 
@@ -75,7 +76,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "examples")!r})
 import generate
 loaded = generate.load()
-generate.load = lambda: loaded
+generate.load = lambda xp: loaded
 QUESTION = "What is the capital of France?"
 for arguments in (
     [QUESTION, "--temperature", "0", "--max-tokens", "12"],
@@ -148,6 +149,39 @@ def test_the_command_in_the_readme_answers_the_question() -> None:
     done = python(*readme_command("generate"), cwd=ROOT, PYTHONPATH=str(ROOT), timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "The capital of France is Paris.\n"
+
+
+# The first two blocks of the model, on NumPy arrays and on the emulator's.
+TWO_TOKENS = f"""
+import argparse, sys
+import numpy as np
+sys.path[:0] = [{str(ROOT / "examples")!r}, {str(ROOT / "tests")!r}]
+import devices, dualsoft, generate, smollm2
+assert devices.reasons()["cuda-emulated:sm_80"] is None
+cp = devices.module("cuda-emulated:sm_80")
+whole, tokens = generate.load()
+model = whole._replace(blocks=whole.blocks[:2])
+moved = model._replace(
+    embedding=cp.asarray(model.embedding),
+    blocks=[smollm2.Block(*map(cp.asarray, block)) for block in model.blocks],
+    norm=cp.asarray(model.norm),
+    xp=cp,
+)
+given = argparse.Namespace(seed=0, max_tokens=2, temperature=0, top_p=0.95)
+prompt = tokens.encode("The lighthouse stood")
+want = list(generate.generate(model, tokens, prompt, given, []))
+with dualsoft.use_backend("cuda-emulated:sm_80"):
+    got = list(generate.generate(moved, tokens, prompt, given, []))
+assert len(want) == 2
+assert got == want, (got, want)
+"""
+
+
+@needs_model
+@pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
+def test_generate_on_a_device() -> None:
+    done = python("-c", TWO_TOKENS, PYTHONPATH=str(ROOT), timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_model
