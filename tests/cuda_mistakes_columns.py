@@ -95,7 +95,7 @@ MUTATIONS = {
         (WRONG, "race"),
     ),
     "the last batch is left out": Mutation(
-        "+ step - 1) / step + BATCH - 1) / BATCH", "+ step - 1) / step) / BATCH", ("wide",), (WRONG, "unwritten output")
+        "+ step - 1) / step + SIZE - 1) / SIZE", "+ step - 1) / step) / SIZE", ("wide",), (WRONG, "unwritten output")
     ),
     "a new maximum forgets the old ones": Mutation(
         "s.total = with_several(s.total, exponential_of(sub(m, shift)), s.count);", "", ("wide",)
