@@ -267,7 +267,7 @@ template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, cons
 DS_DEVICE source source_of(const char* x, f64 factor, const tiling& by, const layout& at, const place& where, i64 part) {
     const i64 begin = part * by.part;
     return {x + (where.count ? offset(at.outer, X, where.row) : 0), where.count, begin + by.strand(), smaller<i64>(at.n, begin + by.part), by.strands,
-            rounded<compute>::of(factor), factor != 1.0, by.kept ? meeting{by}.kept() : nullptr, i32(blockDim.x)};
+            scale_of<compute>(factor), factor != 1.0, by.kept ? meeting{by}.kept() : nullptr, i32(blockDim.x)};
 }
 
 }  // namespace ds

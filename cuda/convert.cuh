@@ -24,6 +24,13 @@ template <> struct rounded<bf16> {
     }
 };
 
+// A scale in the type of the arithmetic. One that is not 0 stays so: 0 times an infinity would be NaN.
+template <class C> DS_DEVICE C scale_of(f64 factor) {
+    constexpr f64 SMALLEST = sizeof(C) == 4 ? 0x1p-149 : 0x1p-1074;
+    const C near = rounded<C>::of(factor);
+    return near == C(0) && factor != 0.0 ? rounded<C>::of(factor < 0.0 ? -SMALLEST : SMALLEST) : near;
+}
+
 // ------------------------------------------------------------------ global memory
 // Of a type of 1, 2, 4, 8 or 16 bytes, or several times 16, at an address that is aligned to it.
 template <class T> DS_DEVICE T load_aligned(const void* p) {

@@ -42,7 +42,7 @@ DS_DEVICE row row_of(const inputs& in, const layout& at, i64 index) {
     if (index >= at.rows) return {in.x, in.where, compute(1), false, 0};
     const f64 factor = in.scale ? load<f64>(in.scale + offset(at.outer, SCALE, index)) : in.factor;
     return {in.x + offset(at.outer, X, index), in.where ? in.where + offset(at.outer, WHERE, index) : nullptr,
-            rounded<compute>::of(factor), in.scale != nullptr || in.factor != 1.0, at.n};
+            scale_of<compute>(factor), in.scale != nullptr || in.factor != 1.0, at.n};
 }
 
 // The index in its row of the first element of a chunk.

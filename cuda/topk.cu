@@ -27,7 +27,7 @@ struct ranking {
 };
 DS_DEVICE ranking ranking_of(f64 scale, bool is_scaled) {
     const f64 sign = scale > 0.0 ? 1.0 : scale < 0.0 ? -1.0 : scale;
-    return {compute(sign), rounded<compute>::of(fabs(scale)), is_scaled};
+    return {compute(sign), scale_of<compute>(fabs(scale)), is_scaled};
 }
 
 // Behind the last rank that is known.

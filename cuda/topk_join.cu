@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
         }
         found.cut();
         const pair p = join(parts, part_of_row{pairs + 3 * unit * parts});
-        write_ranks<joining, DS_X>(all.of_row(at, row + unit), found.at, p, rounded<compute>::of(fabs(scale_of_row)), 0, true);
+        write_ranks<joining, DS_X>(all.of_row(at, row + unit), found.at, p, scale_of<compute>(fabs(scale_of_row)), 0, true);
         if (lse && threadIdx.x == 0) store_logarithm<DS_Y>(lse + offset(at.outer, LSE, row + unit), nullptr, log_of(p));
     }
 }

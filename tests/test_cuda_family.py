@@ -114,6 +114,23 @@ def test_parts_follow_from_the_length() -> None:
         assert (parts - 1) * length < n <= parts * length
 
 
+@pytest.mark.parametrize("scale", [1e-60, -1e-60])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_scale_that_the_arithmetic_rounds_to_0(axis: int, scale: float) -> None:
+    """It leaves infinities what they are: 0 times one would be NaN."""
+    x = np.ascontiguousarray(np.array([[-np.inf, 1, 2, 3], [np.inf, 1, 2, 3]], np.float32).swapaxes(0, 1 - axis))
+    for function in (ds.softmax, ds.logsumexp):
+        want = function(x, axis, scale=scale)
+        with ds.use_backend(NAME):
+            got = function(devices.put(NAME, x), axis, scale=scale).get()
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    want_k = ds.softmax_topk(x, 2, axis=axis, scale=scale)
+    with ds.use_backend(NAME):
+        got_k = ds.softmax_topk(devices.put(NAME, x), 2, axis=axis, scale=scale)
+    for of_device, of_host in zip(got_k, want_k, strict=True):
+        np.testing.assert_allclose(of_device.get(), of_host, rtol=1e-6)
+
+
 # ------------------------------------------------------------------ long rows, kept and in parts
 @pytest.mark.parametrize("n", [16_400, 45_000])
 def test_special_values_and_masks_of_long_rows(n: int) -> None:
