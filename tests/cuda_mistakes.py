@@ -249,7 +249,10 @@ ELSEWHERE = {
         "int(a.rank) - 1; k >= 0; --k", "int(a.rank) - 1; k > 0; --k", ("two axes",), (WRONG, "race")
     ),
     "two axes are taken for one": Mutation(
-        "return a.rank == 1 ?", "return a.rank <= 2 ?", ("two axes",), (WRONG, *OUTSIDE)
+        "return a.rank == 1 ? index * a.stride[which][0]",
+        "return a.rank <= 2 ? index * a.stride[which][0]",
+        ("two axes",),
+        (WRONG, *OUTSIDE),
     ),
     "a result past the last row": Mutation(
         "if (team::thread() != 0 || index >= at.rows) continue;",
