@@ -57,14 +57,6 @@ _ADDRESS = "an address waits outside of the loops, which leaves room for 16 warp
 _OPTIONS = "dtypes and options told at run time take all registers; what is spilled lies outside of the products"
 SPILLS: dict[tuple[str, int], tuple[int, str]] = {
     ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (8, _ADDRESS),
-    ("attention[x=f16, c=f32, options=1, few=0]", 90): (8, _OPTIONS),
-    ("attention[x=bf16, c=f32, options=1, few=0]", 90): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 75): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 80): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 86): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 89): (8, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 100): (16, _OPTIONS),
-    ("attention[x=anything, c=f32, options=1, few=0]", 120): (8, _OPTIONS),
     ("attention_gradient[x=anything, c=f32, few=0]", 100): (8, _OPTIONS),
     ("attention_gradient[x=anything, c=f32, few=0]", 120): (16, _OPTIONS),
     ("gradient_bias[x=anything, c=f64, few=0]", 120): (24, _OPTIONS),

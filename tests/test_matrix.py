@@ -202,6 +202,10 @@ def ids() -> Iterator[Any]:
 def test_matrix(name: str, group_name: str, key: str, backend: str) -> None:
     if is_device(backend) and name not in SERVED_ON_DEVICES:
         pytest.skip(f"the CUDA backend has no kernels for {name} yet")
+    if name == "softmax_topk" and backend.startswith("cuda-emulated"):
+        pytest.skip(
+            "all ranks of a row are hundreds of launches, too many for the emulator: test_cuda_topk.py has fewer"
+        )
     if name in SAME_TEXT and (backend == "cuda-emulated:sm_90" or (backend == "cuda-emulated:sm_75" and key != "bf16")):
         pytest.skip("the text that cuda-emulated:sm_80 runs: it has no branch by architecture but bfloat16's on sm_75")
     with ds.use_backend(backend):
