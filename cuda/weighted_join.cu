@@ -4,7 +4,7 @@
 #include "weighted.cuh"
 
 // A warp a row.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
     weighted_join(const char* scratch, char* y, char* sign, long long parts, const __grid_constant__ ds::layout at) {
     using namespace ds;
     typedef group<32> team;
