@@ -58,7 +58,7 @@ def cases_for(backend: str, cases: list[tuple[AttentionCase, Answer]]) -> list[t
     return arrays[:: SAMPLES[backend]] if backend.startswith(EMULATED) else arrays
 
 
-SAMPLES = {"cuda-emulated:sm_75": 11, "cuda-emulated:sm_80": 4, "cuda-emulated:sm_90": 13}
+SAMPLES = {"cuda-emulated:sm_75": 29, "cuda-emulated:sm_80": 7, "cuda-emulated:sm_90": 31}
 """One case of so many; the numbers have no common divisor."""
 
 
