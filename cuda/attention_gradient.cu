@@ -85,10 +85,7 @@ DS_DEVICE void sum_up(const gradient_block& in) {
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     attention_gradient(const __grid_constant__ ds::gradient_task g, double* numbers) {
     using namespace ds;
-    DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
-    DS_SHARED(compute, of_rows, 4 * MOST_ROWS);
-    DS_SHARED(i64, of_places, 4 * MOST_ROWS);
-    const block_memory memory = {(compute*)tiles, of_rows, of_places};
+    const block_memory memory = memory_of_block();
     row_numbers* const of = (row_numbers*)numbers;
     for (i64 index = blockIdx.x; index < g.inputs.work; index += gridDim.x) {
         __syncthreads();

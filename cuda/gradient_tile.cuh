@@ -18,6 +18,12 @@ struct tile_rows {
 };
 
 struct block_memory { compute *tile, *of_rows; i64* of_places; };
+DS_DEVICE block_memory memory_of_block() {
+    DS_SHARED(vector, tiles, MEMORY_LENGTH / VECTOR);
+    DS_SHARED(compute, of_rows, 4 * MOST_ROWS);
+    DS_SHARED(i64, of_places, 4 * MOST_ROWS);
+    return {(compute*)tiles, of_rows, of_places};
+}
 
 struct gradient_block {
     const gradient_task& g;
