@@ -169,8 +169,8 @@ MUTATIONS = {
         "scale < 0.0 ? -1.0 : scale", "scale < 0.0 ? 1.0 : scale", ("topk scale",)
     ),
     "the order is that of products": Mutation(
-        "return {compute(sign), rounded",
-        "return {rounded<compute>::of(fabs(scale) * sign), rounded",
+        "return {compute(sign), scale_of",
+        "return {scale_of<compute>(fabs(scale) * sign), scale_of",
         ("topk products that tie",),
     ),
     "values of hidden elements": Mutation(

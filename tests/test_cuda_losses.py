@@ -39,7 +39,7 @@ LINEAR = ("test_against_whole_logits", "test_gradients")
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for module in (test_losses, test_linear_loss):
         monkeypatch.setattr(module, "ds", Placed(request.param))
     with ds.use_backend(request.param):
@@ -47,28 +47,28 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("name", "given"), SHARED)
-def test_as_on_the_host(name: str, given: tuple[Any, ...], backend: str) -> None:
-    getattr(test_losses, name)(*given, backend)
+def test_as_on_the_host(name: str, given: tuple[Any, ...], device: str) -> None:
+    getattr(test_losses, name)(*given, device)
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["indices", "probabilities"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_linear_as_on_the_host(name: str, soft: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_as_on_the_host(name: str, soft: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_chunks, "BLOCK_ROWS", 16)
     monkeypatch.setattr(linear_chunks, "BLOCK_CLASSES", 32)
-    getattr(test_linear_loss, name)("f32", soft, backend)
+    getattr(test_linear_loss, name)("f32", soft, device)
 
 
-def test_linear_rows_that_do_not_count(backend: str) -> None:
-    test_linear_loss.test_rows_that_do_not_count_are_not_read(backend)
+def test_linear_rows_that_do_not_count(device: str) -> None:
+    test_linear_loss.test_rows_that_do_not_count_are_not_read(device)
 
 
 # ------------------------------------------------------------------ labels that the host does not read
-def test_labels_of_no_class(backend: str) -> None:
+def test_labels_of_no_class(device: str) -> None:
     """Their rows are NaN, and so are totals over them; no other row is, and nothing outside is touched."""
     x = normal("f32", 5, 300)
     labels = np.array([3, -1, 299, 300, 2**40])
-    given, there = put(backend, x), put(backend, labels)
+    given, there = put(device, x), put(device, labels)
     loss, lse = ds.cross_entropy(given, there, reduction="none", return_lse=True)
     wrong = np.array([False, True, False, True, True])
     np.testing.assert_array_equal(np.isnan(get(loss)), wrong)
@@ -81,31 +81,31 @@ def test_labels_of_no_class(backend: str) -> None:
     np.testing.assert_array_equal(get(ignored), get(loss)[0])
     with pytest.raises(ValueError, match="labels must be within"):
         ds.cross_entropy(given, labels)
-    hidden, weight = put(backend, normal("f32", 5, 3)), put(backend, normal("f32", 300, 3))
+    hidden, weight = put(device, normal("f32", 5, 3)), put(device, normal("f32", 300, 3))
     linear = get(ds.linear_cross_entropy(hidden, weight, there, reduction="none"))
     np.testing.assert_array_equal(np.isnan(linear), wrong)
-    grads = ds.linear_cross_entropy_backward(1.0, hidden, weight, there, put(backend, np.zeros(5)), reduction="sum")
+    grads = ds.linear_cross_entropy_backward(1.0, hidden, weight, there, put(device, np.zeros(5)), reduction="sum")
     np.testing.assert_array_equal(np.isnan(get(grads.hidden)).all(1), wrong)
 
 
-def test_labels_of_the_host_beside_device_logits(backend: str) -> None:
-    x, labels = put(backend, normal("f32", 4, 33)), np.array([0, 5, 32, 5])
+def test_labels_of_the_host_beside_device_logits(device: str) -> None:
+    x, labels = put(device, normal("f32", 4, 33)), np.array([0, 5, 32, 5])
     for options in ({}, {"ignore_index": 5}):
-        there = ds.cross_entropy(x, put(backend, labels), **options)
+        there = ds.cross_entropy(x, put(device, labels), **options)
         np.testing.assert_array_equal(get(ds.cross_entropy(x, labels, **options)), get(there))
         lse = ds.logsumexp(x, -1)
-        there = ds.cross_entropy_backward(1.0, x, put(backend, labels), lse, **options)
+        there = ds.cross_entropy_backward(1.0, x, put(device, labels), lse, **options)
         np.testing.assert_array_equal(get(ds.cross_entropy_backward(1.0, x, labels, lse, **options)), get(there))
 
 
 # ------------------------------------------------------------------ totals, layouts, in place
-def test_totals_of_many_rows(backend: str) -> None:
+def test_totals_of_many_rows(device: str) -> None:
     """More entries than one block adds up."""
     x = np.zeros((9001, 2), np.float32)
     x[:, 0] = 0.125
     labels = np.zeros(len(x), int)
     labels[::3] = 7
-    placed = Placed(backend)
+    placed = Placed(device)
     one = float(placed.cross_entropy(x[1:2].astype(np.float64), labels[1:2]))
     total = placed.cross_entropy(x, labels, reduction="sum", ignore_index=7)
     assert total == pytest.approx(6000 * one, rel=2.0**-23)
@@ -113,7 +113,7 @@ def test_totals_of_many_rows(backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", test_losses.GRADIENTS)
-def test_layouts_and_in_place(name: str, backend: str) -> None:
+def test_layouts_and_in_place(name: str, device: str) -> None:
     """One row has one gradient, however it lies; long rows go by segments; the input may be the output."""
     for shape, axis in (((3, 5, 37), 1), ((3, 300), 1), ((2, 8200), 1), ((8200, 2), 0)):
         x = -np.abs(normal("f32", *shape))
@@ -125,8 +125,8 @@ def test_layouts_and_in_place(name: str, backend: str) -> None:
         test_losses.same_bits(test_losses.GRADIENTS[name](unaligned, axis, unaligned), inside, f"unaligned, {shape}")
 
 
-def test_bits_do_not_depend_on_the_layout(backend: str) -> None:
-    placed = Placed(backend)
+def test_bits_do_not_depend_on_the_layout(device: str) -> None:
+    placed = Placed(device)
     for n in (37, 300, 8200):
         x, lse, grad = normal("f32", 3, n), np.array([9.0, 8.5, 9.5]), normal("f32", 3, n, seed=1)
         turned = np.asfortranarray(x)
