@@ -18,7 +18,7 @@ from dualsoft.pair import log_of, merge_pairs
 from dualsoft.problem import StateProblem
 
 BLOCK_ROWS = 1024
-BLOCK_CLASSES = 2048
+BLOCK_CLASSES = 4096
 
 Run = Callable[[Any], None]
 
