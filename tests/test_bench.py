@@ -147,7 +147,8 @@ def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     source = tmp_path / "saved.json"
     source.write_text(json.dumps(saved))
     target = tmp_path / "README.md"
-    target.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    begin, end = readme.markers("")
+    target.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     assert readme.fill(tmp_path, target) == 0
     text = target.read_text()
     assert text.startswith("before\n")
@@ -160,15 +161,17 @@ def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     assert target.read_text() == text
 
 
-def test_the_readme_has_a_place_for_the_table() -> None:
+def test_the_readme_has_a_place_for_every_table() -> None:
     readme = module("bench.readme")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(readme.BEGIN) == text.count(readme.END) == 1
-    assert text.index(readme.BEGIN) < text.index(readme.END)
+    places = [text.index(mark) for table, *_ in readme.TABLES for mark in readme.markers(table)]
+    assert places == sorted(places)
+    assert all(text.count(mark) == 1 for table, *_ in readme.TABLES for mark in readme.markers(table))
 
 
-def test_the_readme_has_a_place_for_the_table_of_attention() -> None:
+def test_a_saved_row_belongs_to_one_table() -> None:
     readme = module("bench.readme")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(readme.BEGIN_ATTENTION) == text.count(readme.END_ATTENTION) == 1
-    assert text.index(readme.BEGIN_ATTENTION) < text.index(readme.END_ATTENTION)
+    for name in module("bench.options").operation_names():
+        axis = None if name.startswith(("attention", "decode", "paged")) else -1
+        row = {"operation": name, "axis": axis, "dtype": "float32"}
+        assert sum(wanted(row) for _, wanted, _ in readme.TABLES) == 1, name
