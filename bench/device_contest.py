@@ -74,7 +74,7 @@ class DeviceContest:
         if len(shape) != 2:
             raise ValueError(f"cases on a card are rows or columns: two lengths, not {case.shape}")
         self.operation, self._clock, self._axis = operation, clock, case.shape.axis % 2
-        self._full_shape = operation.result_shape(case.shape)
+        self._full_shape = operation.result_shape(case)
         cp = clock.device.cp
         x = _filled(cp, shape, dtype)
         out = cp.empty(self._full_shape, dtype)
@@ -91,7 +91,7 @@ class DeviceContest:
         self.rows = sorted({round(row) for row in np.linspace(0, lines - 1, count)})
         sample = np.stack([self._line(x, row).get() for row in self.rows])
         self.result_shape = (len(self.rows),) if operation.reduces else (len(self.rows), n)
-        self._truth = Truth(operation, sample, -1, backend="cuda")
+        self._truth = Truth(operation, sample, -1, self.result_shape, backend="cuda")
 
     def forms(self, name: str, library: Library) -> dict[str, Form] | str:
         """Return the library's one call on every set of buffers."""
