@@ -29,6 +29,7 @@ class Result(NamedTuple):
     wrong: bool = False
     form: str = ""
     """Which of the library's ways to do it was the fastest, where it has several."""
+    note: str = ""
 
     @property
     def median(self) -> float | None:
@@ -145,7 +146,7 @@ def _prepared(
     if not right:
         return next(iter(tried.values())), None
     label = next(iter(right)) if len(right) == 1 else min(right, key=lambda key: trial(forms[key].call))
-    return right[label]._replace(form=label), forms[label].call
+    return right[label]._replace(form=label, note=forms[label].note), forms[label].call
 
 
 def _checked(contest: Contest, form: Form, ours: bool) -> Result:
@@ -232,6 +233,7 @@ def row_record(row: Row) -> dict[str, Any]:
             "reason": result.reason,
             "wrong": result.wrong,
             "form": result.form,
+            "note": result.note,
         }
         for name, result in row.results.items()
     }

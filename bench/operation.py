@@ -1,6 +1,7 @@
 """Operations along an axis: what their files declare, and how a case of theirs is made ready."""
 
 import math
+import tracemalloc
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -55,6 +56,8 @@ class Operation(NamedTuple):
     """Whether ``--shapes`` can replace its cases."""
     beside: Mapping[str, Contender] = MappingProxyType({})
     """Calls that dualsoft's time is set against: what a part of the work takes."""
+    stored: Callable[[Array], tuple[int, str]] | None = None
+    """For x, the bytes of what others store and what that is; a note says what dualsoft's call allocates instead."""
 
     def result_shape(self, case: Case) -> tuple[int, ...]:
         """Return the shape of the result of a case."""
@@ -128,7 +131,18 @@ class AxisContest:
         function = self.operation.contenders.get(name, f"{self.operation.name} has no contender for it")
         if isinstance(function, str):
             return function
-        return {"": Form(self._bound(library, function, self.x), library.taken)}
+        call = self._bound(library, function, self.x)
+        return {"": Form(call, library.taken, self._note(call) if name == "dualsoft" else "")}
+
+    def _note(self, call: Call) -> str:
+        if self.operation.stored is None:
+            return ""
+        tracemalloc.start()
+        call()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        stored, what = self.operation.stored(self.x)
+        return f"allocates {most / 2**20:.1f} MiB, 1/{stored / most:.1f} of the {stored / 2**20:.1f} MiB of {what}"
 
     def _bound(self, library: Library, function: Contender, x: Array) -> Call:
         module, given = library.module, library.given
