@@ -70,6 +70,47 @@ def test_draws_are_judged_by_where_they_may_fall() -> None:
     assert contest.judge(np.array([0, -1, 0]), ours=True).limit == "the axis"
 
 
+@needs_kernels
+def test_a_case_may_keep_more_than_its_operation() -> None:
+    operation, shape = module("bench.operations.softmax_topk").OPERATION, module("bench.options").Shape((3, 50), -1)
+    assert "(1024, 25000) k=256" in [case.label for case in operation.cases]
+    libraries = module("bench.libraries")
+    everyone = {"dualsoft": libraries.dualsoft_library()} | libraries.load(("numpy",), 1)
+    for kept in (None, 7):
+        contest = operation.contest(module("bench.operation").Case(shape, "float32", kept), np.dtype("f4"))
+        assert contest.result_shape == (3, kept or 5)
+        for name, library in everyone.items():
+            if not isinstance(library, str):
+                form = contest.forms(name, library)[""]
+                found = form.read(form.call())
+                assert found.shape == contest.result_shape, name
+                assert contest.judge(found, ours=name == "dualsoft").limit is None, name
+
+
+@needs_kernels
+def test_the_product_alone_stands_beside_the_loss_of_it() -> None:
+    loss, case = module("bench.operations.linear_cross_entropy"), module("bench.operation").Case
+    contest = loss.OPERATION.contest(case(module("bench.options").Shape((6, 16), -1), "float32"), np.dtype("f4"))
+    beside = contest.baselines(module("bench.libraries").dualsoft_library())
+    assert list(beside) == ["numpy: the product alone"]
+    weight, _ = loss.parts(contest.x, np.dtype("f4"))
+    np.testing.assert_array_equal(beside["numpy: the product alone"]()[:6, : len(weight)], contest.x @ weight.T)
+
+
+@needs_kernels
+def test_a_note_says_what_a_call_allocates() -> None:
+    loss, case = module("bench.operations.linear_cross_entropy"), module("bench.operation").Case
+    operation = loss.OPERATION._replace(
+        contenders={name: lambda _, x, axis, out: np.empty(2**20, np.uint8) for name in ("dualsoft", "numpy")}
+    )
+    contest = operation.contest(case(module("bench.options").Shape((6, 16), -1), "float32"), np.dtype("f4"))
+    assert operation.stored(contest.x) == (6 * 64 * 4, "all logits")
+    contest.operation = operation._replace(stored=lambda x: (2**22, "all of it"))
+    library = module("bench.libraries").dualsoft_library()
+    assert contest.forms("dualsoft", library)[""].note == "allocates 1.0 MiB, 1/4.0 of the 4.0 MiB of all of it"
+    assert contest.forms("numpy", library)[""].note == ""
+
+
 def test_missing_kernels_are_an_error() -> None:
     done = bench("softmax", "--quick", first=WITHOUT_KERNELS)
     assert done.returncode == 1

@@ -128,6 +128,12 @@ class CuPy(ModuleType):
         else:
             np.copyto(dst, src, where=where)
 
+    @staticmethod
+    def einsum(subscripts: Any, *operands: Any, dtype: Any = None, optimize: Any = False) -> DeviceArray:
+        # NumPy's takes out=, order= and casting= as well.
+        contracted = _device_function("einsum", np.einsum)
+        return cast(DeviceArray, contracted(subscripts, *operands, dtype=dtype, optimize=optimize))
+
     def get_array_module(self, *args: Any) -> ModuleType:
         return self if any(is_device_array(value) for value in args) else np
 
