@@ -11,9 +11,12 @@
 
 namespace ds {
 
+// Elements of a column that a thread takes at a time: of two operands, and what becomes of them.
+constexpr int TAKEN = 4;
+
 // Of a thread's elements. Those that are hidden, or past the end, are not visible, and 0 stands for them.
 struct pairs_of_elements {
-    compute x[BATCH], t[BATCH];
+    compute x[TAKEN], t[TAKEN];
     u32 visible;
 };
 
@@ -27,35 +30,35 @@ struct operands_of_column {
     compute* kept_x;
     compute* kept_t;
 
-    DS_DEVICE void load(compute (&value)[BATCH], u32 wanted, i64 batch, const char* base, operand which, i32 of_code, bool aligned, compute* kept, bool is_kept) const {
+    DS_DEVICE void load(compute (&value)[TAKEN], u32 wanted, i64 batch, const char* base, operand which, i32 of_code, bool aligned, compute* kept, bool is_kept) const {
         if (is_kept && kept) {
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) value[i] = wanted >> i & 1 ? kept[(batch * BATCH + i) * from.kept_step] : compute(0);
+            for (int i = 0; i < TAKEN; ++i) value[i] = wanted >> i & 1 ? kept[(batch * TAKEN + i) * from.kept_step] : compute(0);
             return;
         }
-        const char* place[BATCH];
+        const char* place[TAKEN];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) place[i] = wanted >> i & 1 ? base + offset(inner, which, from.element<BATCH>(batch, i)) : nullptr;
+        for (int i = 0; i < TAKEN; ++i) place[i] = wanted >> i & 1 ? base + offset(inner, which, from.element<TAKEN>(batch, i)) : nullptr;
         load_numbers(value, of_code, aligned, place);
         if (!kept) return;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            if (wanted >> i & 1) kept[(batch * BATCH + i) * from.kept_step] = value[i];
+        for (int i = 0; i < TAKEN; ++i)
+            if (wanted >> i & 1) kept[(batch * TAKEN + i) * from.kept_step] = value[i];
     }
 
     // `x_is_kept`, `t_is_kept`: they have been read.
     DS_DEVICE pairs_of_elements read(i64 batch, bool with_x, bool x_is_kept, bool t_is_kept) const {
         pairs_of_elements e = {};
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const i64 k = from.element<BATCH>(batch, i);
+        for (int i = 0; i < TAKEN; ++i) {
+            const i64 k = from.element<TAKEN>(batch, i);
             if (k < from.last && (!from.where || load_aligned<u8>(from.where + offset(inner, WHERE, k)) != 0)) e.visible |= 1u << i;
         }
         if (beside) load(e.t, e.visible, batch, beside, WEIGHT, code, is_aligned, kept_t, t_is_kept);
         if (!with_x) return e;
         load(e.x, e.visible, batch, from.x, X, from.code, from.is_aligned, kept_x, x_is_kept);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
+        for (int i = 0; i < TAKEN; ++i)
             if (from.is_scaled) e.x[i] = mul(e.x[i], from.factor);
         return e;
     }
@@ -63,11 +66,11 @@ struct operands_of_column {
 
 DS_DEVICE f64 sum_of_column(const meeting& at, const operands_of_column& of, bool of_products) {
     wide_of<compute> sum[1] = {};
-    for (i64 batch = 0; batch < of.from.batches<BATCH>(); ++batch) {
+    for (i64 batch = 0; batch < of.from.batches<TAKEN>(); ++batch) {
         const pairs_of_elements e = of.read(batch, of_products, false, false);
         any_accumulator terms;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) terms.add_term(i, of_products ? mul(e.x[i], e.t[i]) : e.t[i]);
+        for (int i = 0; i < TAKEN; ++i) terms.add_term(i, of_products ? mul(e.x[i], e.t[i]) : e.t[i]);
         sum[0] = plus_finite()(sum[0], terms.total());
     }
     at.all(sum, plus_finite());
@@ -75,13 +78,13 @@ DS_DEVICE f64 sum_of_column(const meeting& at, const operands_of_column& of, boo
 }
 
 DS_DEVICE void write_gradients(const operands_of_column& of, const answer& by, bool x_is_kept, bool t_is_kept, char* y, i32 y_code, bool is_aligned) {
-    for (i64 batch = 0; batch < of.from.batches<BATCH>(); ++batch) {
+    for (i64 batch = 0; batch < of.from.batches<TAKEN>(); ++batch) {
         const pairs_of_elements e = of.read(batch, true, x_is_kept, t_is_kept);
-        compute result[BATCH];
-        char* place[BATCH];
+        compute result[TAKEN];
+        char* place[TAKEN];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const i64 k = of.from.element<BATCH>(batch, i);
+        for (int i = 0; i < TAKEN; ++i) {
+            const i64 k = of.from.element<TAKEN>(batch, i);
             result[i] = e.visible >> i & 1 ? gradient_of(e.x[i], e.t[i], by) : compute(0);
             if (k == by.label) result[i] = rounded<compute>::of(by.at_label);
             place[i] = k < of.from.last ? y + offset(of.inner, Y, k) : nullptr;
