@@ -52,7 +52,7 @@ LAYERS = (
     {"placement"},
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_gradients"},
+    {"backends.cuda_gradients", "backends.cuda_losses"},
     {
         "backends.cuda_columns",
         "backends.cuda_weighted",
@@ -60,7 +60,6 @@ LAYERS = (
         "backends.cuda_algorithms",
         "backends.cuda_attention",
         "backends.cuda_topk",
-        "backends.cuda_losses",
         "backends.cuda_sample",
     },
     {

@@ -1,0 +1,18 @@
+// finite.cuh - sums of terms that may be infinite: such a sum has no error to carry, which would be NaN.
+#pragma once
+#include "arithmetic.cuh"
+
+namespace ds {
+
+struct finite_accumulator {
+    twofold sum = {0.0, 0.0};
+    DS_DEVICE void add_term(int, f64 term) { sum = finite_plus(sum, {term, 0.0}); }
+    DS_DEVICE twofold total() const { return sum; }
+};
+struct plus_finite {
+    DS_DEVICE f64 operator()(f64 a, f64 b) const { return a + b; }
+    DS_DEVICE twofold operator()(twofold a, twofold b) const { return finite_plus(a, b); }
+};
+typedef choose<sizeof(compute) == 4, accumulator, finite_accumulator>::type any_accumulator;
+
+}  // namespace ds
