@@ -101,8 +101,8 @@ class Nvrtc:
         self._call(f"Get{name}", of, buffer)
         return buffer.raw
 
-    def compile(self, text: str, options: Sequence[str], name: str = "kernel.cu") -> bytes:
-        """The cubin; CompileError with the log if there is anything in it, be it a warning."""
+    def compile(self, text: str, options: Sequence[str], name: str = "kernel.cu", wanted: str = "CUBIN") -> bytes:
+        """The cubin, or the PTX; CompileError with the log if there is anything in it, be it a warning."""
         handle = ctypes.c_void_p()
         self._call("CreateProgram", ctypes.byref(handle), text.encode(), name.encode(), 0, None, None)
         try:
@@ -111,7 +111,7 @@ class Nvrtc:
             log = self._read("ProgramLog", handle).rstrip(b"\0").decode().strip()
             if status or log:
                 raise CompileError(log or self._library.nvrtcGetErrorString(status).decode())
-            return self._read("CUBIN", handle)
+            return self._read(wanted, handle)
         finally:
             self._call("DestroyProgram", ctypes.byref(handle))
 

@@ -11,7 +11,7 @@ and ``--kernels`` before them a line for each kernel. ARCHITECTURES is what ``DU
     All variants for each of the seven: some 25 minutes of one core.
 ``shared``
     ``75,80+86+89+90,100+120``: all seven, and those share the variants for which the compiler makes the same PTX of
-    them, so that every variant goes once through each way that there is from text to PTX. A third of the time.
+    them, so that every variant goes once each way that there is from text to PTX. Less than half the time.
 """
 
 import functools

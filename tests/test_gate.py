@@ -1,5 +1,6 @@
 """What the compile gate compiles for which architectures, and its table."""
 
+import re
 from collections import Counter, defaultdict
 
 import cubin
@@ -7,7 +8,7 @@ import gate
 import pytest
 from cubin import Code
 
-from dualsoft.backends.nvrtc import Variant
+from dualsoft.backends.nvrtc import Variant, assemble
 
 LISTED = gate.variants()
 FOUND = [
@@ -70,6 +71,24 @@ def test_shares_are_alike(group: gate.Group) -> None:
         assert max(spread) - min(spread) <= 3, (value, counts)
     sizes = [len(share) for share in shares.values()]
     assert max(sizes) - min(sizes) <= len(gate.by_kernel(LISTED))
+
+
+@pytest.mark.skipif(cubin.why_not() is not None, reason=str(cubin.why_not()))
+def test_those_that_share_get_the_same_ptx() -> None:
+    """Seen by a kernel that asks for the architecture, and by one that does not: the compiler has another way from
+    sm_100 on, whatever it compiles.
+    """
+    for kernel in ("softmax_kept", "join_parts"):
+        variant = next(variant for variant in LISTED if variant.kernel == kernel)
+        texts = {}
+        for number in cubin.ARCHITECTURES:
+            options = [option.replace("=sm_", "=compute_") for option in cubin.options_of(variant, number)]
+            ptx = cubin.nvrtc().compile(assemble(variant.source), options, variant.source, "PTX").decode()
+            texts[number] = re.sub(r"\.target sm_\d+", "", ptx)
+        for group in gate.groups("shared"):
+            assert len({texts[number] for number in group}) == 1
+        assert texts[90] != texts[100]
+        assert (texts[75] == texts[80]) == (kernel == "join_parts")
 
 
 @pytest.mark.parametrize("asked", ["70", "80,80", "80+90,90", "eighty", "80;90"])
