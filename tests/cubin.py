@@ -1,24 +1,20 @@
-"""CUDA text to machine code, and what can be read from it: NVIDIA's wheels, no driver and no card.
-
-``python tests/cubin.py [--all]`` prints a line for each kernel variant that the launch tables can ask for.
-"""
+"""CUDA text to machine code, and what can be read from it: NVIDIA's wheels, no driver and no card."""
 
 import ctypes
 import functools
-import importlib
 import importlib.util
+import multiprocessing
 import os
-import pkgutil
 import re
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,14 +22,13 @@ from dualsoft.backends.nvrtc import Variant, assemble
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten; each line of cards that the kernels run on, once."""
-EVERY_TIME = (80, 90, 120)
 WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 """Warps that a multiprocessor holds, of 64 Ki registers."""
 REGISTERS = 65536
 INSTRUCTION_BYTES = 16
 ACCESSES = ("LDG", "STG", "LDS", "STS", "LDGSTS", "LD", "ST")
 WIDTHS = ("U8", "S8", "U16", "S16", "64", "128", "256")
-THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -78,7 +73,7 @@ def why_not() -> str | None:
 
 
 class Nvrtc:
-    """One NVRTC library. Its calls let go of the interpreter's lock, so threads compile side by side."""
+    """One NVRTC library. It compiles one text at a time, whatever thread asks: only processes do so side by side."""
 
     def __init__(self, path: Path) -> None:
         # NVRTC opens these by name, from folders that do not include its own: loaded already, they are found.
@@ -106,8 +101,8 @@ class Nvrtc:
         self._call(f"Get{name}", of, buffer)
         return buffer.raw
 
-    def compile(self, text: str, options: Sequence[str], name: str = "kernel.cu") -> bytes:
-        """The cubin; CompileError with the log if there is anything in it, be it a warning."""
+    def compile(self, text: str, options: Sequence[str], name: str = "kernel.cu", wanted: str = "CUBIN") -> bytes:
+        """The cubin, or the PTX; CompileError with the log if there is anything in it, be it a warning."""
         handle = ctypes.c_void_p()
         self._call("CreateProgram", ctypes.byref(handle), text.encode(), name.encode(), 0, None, None)
         try:
@@ -116,7 +111,7 @@ class Nvrtc:
             log = self._read("ProgramLog", handle).rstrip(b"\0").decode().strip()
             if status or log:
                 raise CompileError(log or self._library.nvrtcGetErrorString(status).decode())
-            return self._read("CUBIN", handle)
+            return self._read(wanted, handle)
         finally:
             self._call("DestroyProgram", ctypes.byref(handle))
 
@@ -187,32 +182,32 @@ def launch_bound(cubin: bytes, kernel: str) -> int:
     return 0
 
 
-class Instruction(NamedTuple):
-    address: int
-    """In its kernel."""
-    operation: str
-    """With its modifiers: ``LDG.E.128``."""
-    operands: str
+LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[^;]*;")
 
 
-LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
+def disassemble(codes: Sequence[bytes], architecture: int) -> list[tuple[str, ...]]:
+    """The operations of each code, with their modifiers: ``LDG.E.128``.
+
+    nvdisasm takes 0.3 s to start and 16 us an instruction, and kernels have more than half of theirs in common: it gets
+    each that is different once, all of them end to end.
+    """
+    words = [[code[at : at + INSTRUCTION_BYTES] for at in range(0, len(code), INSTRUCTION_BYTES)] for code in codes]
+    different = list(dict.fromkeys(chain.from_iterable(words)))
+    step = max(1, -(-len(different) // CORES))
+    batches = [different[first : first + step] for first in range(0, len(different), step)]
+    listed = in_parallel(lambda batch: operations_of(batch, architecture), batches)
+    names = dict(zip(different, chain.from_iterable(listed), strict=True))
+    return [tuple(names[word] for word in each) for each in words]
 
 
-def disassemble(codes: Sequence[bytes], architecture: int) -> list[list[Instruction]]:
-    """The instructions of each code. nvdisasm takes 0.3 s to start, so one call reads them all, end to end."""
+def operations_of(words: Sequence[bytes], architecture: int) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
-        file.write(b"".join(codes))
+        file.write(b"".join(words))
         file.flush()
-        listing = run("nvdisasm", "--binary", f"SM{architecture}", file.name)
-    lines = [(int(address, 16), operation, rest.strip()) for address, operation, rest in LINE.findall(listing)]
-    if len(lines) * INSTRUCTION_BYTES != sum(map(len, codes)):
-        raise ValueError(f"{len(lines)} instructions were read of {sum(map(len, codes))} bytes")
-    found, start = [], 0
-    for code in codes:
-        first, last = start // INSTRUCTION_BYTES, (start + len(code)) // INSTRUCTION_BYTES
-        found.append([Instruction(at - start, *rest) for at, *rest in lines[first:last]])
-        start += len(code)
-    return found
+        found = LINE.findall(run("nvdisasm", "--binary", f"SM{architecture}", file.name))
+    if [int(address, 16) for address, _ in found] != list(range(0, len(words) * INSTRUCTION_BYTES, INSTRUCTION_BYTES)):
+        raise ValueError(f"nvdisasm read {len(found)} of {len(words)} instructions, or others")
+    return [operation for _, operation in found]
 
 
 def run(name: str, *arguments: str) -> str:
@@ -247,11 +242,12 @@ class Code:
     """``cuobjdump``'s words: bytes, of STACK and LOCAL a thread, of SHARED a block (without dynamic memory)."""
     threads: int
     """The launch bound."""
-    instructions: tuple[Instruction, ...] = field(repr=False)
+    operations: tuple[str, ...] = field(repr=False)
+    """Of its instructions, one after the other."""
     subroutines: tuple[str, ...]
     """What stands behind the kernel and is called: functions not inlined, and divisions of the compiler's."""
     end: int
-    """Where they begin, the end of the kernel itself."""
+    """How many operations are the kernel's own: the subroutines' follow."""
 
     @property
     def registers(self) -> int:
@@ -259,12 +255,12 @@ class Code:
 
     @functools.cached_property
     def counts(self) -> Counter[str]:
-        return counted(self.instructions)
+        return counted(self.operations)
 
     @functools.cached_property
     def own_counts(self) -> Counter[str]:
         """Of the kernel without its subroutines."""
-        return counted(instruction for instruction in self.instructions if instruction.address < self.end)
+        return counted(self.operations[: self.end])
 
     @property
     def spilled(self) -> int:
@@ -280,26 +276,39 @@ class Code:
         return min(WARPS[self.architecture], REGISTERS // (a_warp * warps) * warps)
 
 
-def counted(instructions: Iterable[Instruction]) -> Counter[str]:
-    """Instructions by name; LDG and other accesses also by width (LDG.128), so each of them counts twice."""
+def counted(operations: Iterable[str]) -> Counter[str]:
+    """Operations by name; LDG and other accesses also by width (LDG.128), so each of them counts twice."""
     total: Counter[str] = Counter()
-    for instruction in instructions:
-        name, *modifiers = instruction.operation.split(".")
-        total[name] += 1
+    for operation, count in Counter(operations).items():
+        name, *modifiers = operation.split(".")
+        total[name] += count
         if name in ACCESSES:
-            total[f"{name}.{next((m for m in modifiers if m in WIDTHS), '32')}"] += 1
+            total[f"{name}.{next((m for m in modifiers if m in WIDTHS), '32')}"] += count
     return total
 
 
 def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    with ThreadPoolExecutor(THREADS) as pool:
+    """For work that waits for other programs."""
+    with ThreadPoolExecutor(CORES) as pool:
         return list(pool.map(work, items))
 
 
-def compile_variant(variant: Variant, architecture: int, compiler: Nvrtc | None = None) -> bytes:
+@functools.cache
+def compilers() -> ProcessPoolExecutor:
+    """A process for each core, which keeps NVRTC loaded from one architecture to the next."""
+    return ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"))
+
+
+def compile_all(variants: Sequence[Variant], architecture: int, library: Path | None = None) -> list[bytes]:
+    """The cubins, in the order of the variants."""
+    work = functools.partial(compile_variant, architecture=architecture, library=library)
+    return list(compilers().map(work, variants))
+
+
+def compile_variant(variant: Variant, architecture: int, library: Path | None = None) -> bytes:
     options = options_of(variant, architecture)
     try:
-        return (compiler or nvrtc()).compile(assemble(variant.source), options, variant.source)
+        return nvrtc(library).compile(assemble(variant.source), options, variant.source)
     except CompileError as error:
         raise CompileError(f"{variant.name} for sm_{architecture}:\n{error}") from None
 
@@ -307,10 +316,7 @@ def compile_variant(variant: Variant, architecture: int, compiler: Nvrtc | None 
 def read(variants: Sequence[Variant], cubins: Sequence[bytes], architecture: int) -> list[Code]:
     """What the compiled variants hold, in their order."""
     pairs = list(zip(variants, cubins, strict=True))
-    texts = [code_of(cubin, f".text.{variant.kernel}") for variant, cubin in pairs]
-    step = max(1, -(-len(texts) // THREADS))
-    batches = [texts[first : first + step] for first in range(0, len(texts), step)]
-    listings = [one for batch in in_parallel(lambda part: disassemble(part, architecture), batches) for one in batch]
+    listings = disassemble([code_of(cubin, f".text.{variant.kernel}") for variant, cubin in pairs], architecture)
     usages = in_parallel(lambda pair: resource_usage(pair[1], pair[0].kernel), pairs)
     result = []
     for (variant, cubin), listing, usage in zip(pairs, listings, usages, strict=True):
@@ -321,77 +327,9 @@ def read(variants: Sequence[Variant], cubins: Sequence[bytes], architecture: int
             architecture,
             usage,
             launch_bound(cubin, variant.kernel),
-            tuple(listing),
+            listing,
             tuple(starts[at] for at in behind),
-            behind[0] if behind else len(listing) * INSTRUCTION_BYTES,
+            behind[0] // INSTRUCTION_BYTES if behind else len(listing),
         )
         result.append(code)
     return result
-
-
-# ---------------------------------------------------------------- the variants of the launch tables
-
-
-def variants() -> list[Variant]:
-    """Every variant that the host code can launch: of each ``dualsoft.backends.cuda*`` that lists some."""
-    package = importlib.import_module("dualsoft.backends")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("cuda")]
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    tables: list[Callable[[], Iterator[Variant]]] = [m.variants for m in modules if hasattr(m, "variants")]
-    return [variant for table in tables for variant in table()]
-
-
-@functools.cache
-def codes(architecture: int) -> tuple[Code, ...]:
-    """Every variant compiled for the architecture, and read."""
-    listed = [variant for variant in variants() if variant.oldest <= architecture]
-    cubins = in_parallel(lambda variant: compile_variant(variant, architecture), listed)
-    return tuple(read(listed, cubins, architecture))
-
-
-COLUMNS = ("LDG.128", "STG.128", "LDG", "STG", "MUFU", "FFMA", "DFMA", "SHFL", "BAR", "HMMA", "LDSM", "LDGSTS", "CALL")
-
-
-def table(found: Iterable[Code]) -> list[tuple[str, ...]]:
-    """A header and a row for each code."""
-    rows: list[tuple[str, ...]] = [
-        ("kernel", "sm", "registers", "spilled", "shared", "warps", "instructions", *COLUMNS)
-    ]
-    for code in found:
-        numbers = (code.registers, code.spilled, code.usage["SHARED"], code.resident_warps, len(code.instructions))
-        counted = (*numbers, *(code.counts[name] for name in COLUMNS))
-        rows.append((code.variant.name, str(code.architecture), *map(str, counted)))
-    return rows
-
-
-def show(rows: Sequence[tuple[str, ...]]) -> None:
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-    except ImportError:
-        for row in rows:
-            print("\t".join(row))
-        return
-    shown = Table(*rows[0], box=None)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in rows[1:]:
-        shown.add_row(*map(escape, row))
-    width = None if sys.stdout.isatty() else max(len(row[0]) for row in rows) + 200
-    Console(width=width).print(shown)
-
-
-def main(arguments: Sequence[str]) -> int:
-    reason = __doc__ if set(arguments) - {"--all"} else why_not()
-    if reason is not None:
-        print(reason)
-        return 1
-    chosen = ARCHITECTURES if arguments else EVERY_TIME
-    print(f"NVRTC {'.'.join(map(str, nvrtc().version))}, {', '.join(f'sm_{number}' for number in chosen)}")
-    show(table(code for number in chosen for code in codes(number)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

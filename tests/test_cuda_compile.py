@@ -1,26 +1,25 @@
 """The compile gate: every kernel variant that can be launched is compiled, and its machine code is read.
 
-``DUALSOFT_TEST_ARCHITECTURES`` chooses others than three: ``all``, or numbers such as ``80,90``. What it asks for must
-be possible: missing tools fail then and do not skip. ``python tests/cubin.py`` prints the numbers that are judged here.
+Three architectures share the variants, unless ``DUALSOFT_TEST_ARCHITECTURES`` asks for others (``tests/gate.py``). What
+it asks for must be possible: missing tools fail then and do not skip. ``python tests/gate.py`` prints the numbers that
+are judged here.
 """
 
 import os
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cubin
+import gate
 import pytest
 from cubin import Code, CompileError
 
 from dualsoft.backends.nvrtc import OPTIONS, Variant, folder
 
 ASKED = os.environ.get("DUALSOFT_TEST_ARCHITECTURES", "")
-CHOSEN = (
-    cubin.ARCHITECTURES if ASKED == "all" else tuple(int(n) for n in ASKED.split(",")) if ASKED else cubin.EVERY_TIME
-)
+CHOSEN = tuple(number for group in gate.groups(ASKED) for number in group)
 
 REGISTERS = {
     "softmax_rows": 184,
@@ -97,9 +96,9 @@ def need(architecture: int | None = None) -> None:
 
 @pytest.fixture(scope="module", params=CHOSEN, ids=lambda number: f"sm_{number}")
 def found(request: pytest.FixtureRequest) -> tuple[Code, ...]:
-    """Every variant for one architecture; a variant that does not compile, or with a warning, is an error here."""
+    """All or some variants for one architecture; one that does not compile, or with a warning, is an error here."""
     need(request.param)
-    codes = cubin.codes(request.param)
+    codes = gate.codes(ASKED, request.param)
     assert codes, "the launch tables list no variants"
     return codes
 
@@ -127,8 +126,6 @@ def test_nothing_spills(found: tuple[Code, ...]) -> None:
         for (name, architecture), spilled in for_these.items()
         if spilled != SPILLS.get((name, architecture), (0,))[0]
     )
-    stale = [key for key in SPILLS if key[1] == found[0].architecture and key not in for_these]
-    assert not stale, f"exceptions for variants that do not exist: {stale}"
 
 
 def test_registers(found: tuple[Code, ...]) -> None:
@@ -248,7 +245,7 @@ def test_half_types_take_no_float64_exponential(found: tuple[Code, ...]) -> None
 
 def test_every_source_is_compiled() -> None:
     """Each entry of each file of kernels is a variant of some launch table."""
-    listed = {(variant.source, variant.kernel) for variant in cubin.variants()}
+    listed = {(variant.source, variant.kernel) for variant in gate.variants()}
     entry = re.compile(
         r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^()]*(?:\([^()]*\))*[^()]*\)\s*)?(\w+)\('
     )
@@ -259,10 +256,12 @@ def test_every_source_is_compiled() -> None:
     }
     assert written == listed
     assert {kernel for _, kernel in listed} == set(REGISTERS)
+    stale = {name for name, _ in SPILLS} - {variant.name for variant in gate.variants()}
+    assert not stale, f"exceptions for variants that do not exist: {stale}"
 
 
 def test_variants_are_told_apart() -> None:
-    names = [variant.name for variant in cubin.variants()]
+    names = [variant.name for variant in gate.variants()]
     assert len(set(names)) == len(names)
 
 
@@ -301,11 +300,10 @@ def test_other_cuda_versions() -> None:
     others = cubin.nvrtc_libraries()[1:]
     if not others:
         pytest.skip("one NVRTC only is installed (for another: wheel nvidia-cuda-nvrtc-cu12)")
-    listed = cubin.variants()[:: 1 if ASKED else 7]
-    for compiler in map(cubin.nvrtc, others):
-        architecture = max(set(compiler.architectures) & set(cubin.EVERY_TIME))
-        compile_one = partial(cubin.compile_variant, architecture=architecture, compiler=compiler)
-        assert all(cubin.in_parallel(compile_one, listed))
+    listed = gate.variants()[:: 1 if ASKED else 7]
+    for library in others:
+        architecture = max(set(cubin.nvrtc(library).architectures) & {80, 90, 120})
+        assert all(cubin.compile_all(listed, architecture, library))
 
 
 # ---------------------------------------------------------------- that the gate sees what it is for
@@ -359,7 +357,7 @@ def test_complaints_name_the_line(text: str, words: str) -> None:
 
 
 def test_what_is_read_is_what_nvdisasm_says(tmp_path: Path) -> None:
-    """Kernels are read end to end; one by one, as files, they come out the same."""
+    """Each instruction is read once, wherever it stands; kernel by kernel, as files, they come out the same."""
     need()
     variant = Variant("planted.cu", "planted", ())
     texts = [DIVIDING, FUSED, SPILLING]
@@ -369,15 +367,5 @@ def test_what_is_read_is_what_nvdisasm_says(tmp_path: Path) -> None:
             path = tmp_path / "planted.cubin"
             path.write_bytes(data)
             lines = cubin.LINE.findall(cubin.run("nvdisasm", "-c", str(path)))
-            assert [(int(at, 16), name) for at, name, _ in lines] == [i[:2] for i in code.instructions]
+            assert [name for _, name in lines] == list(code.operations)
             assert len(lines) > 10
-
-
-def test_table(capsys: pytest.CaptureFixture[str]) -> None:
-    need()
-    rows = cubin.table([read(WIDE)])
-    assert all(len(row) == len(rows[0]) for row in rows)
-    cubin.show(rows)
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("LDG.128", "registers", "planted[]"))
-    assert cubin.main(["--nonsense"]) == 1
