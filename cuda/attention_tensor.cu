@@ -206,7 +206,7 @@ DS_DEVICE void store_rows(const attention_task& t, const work_item& w, const blo
 // The sums of a state as they are: the lanes of a row have a sector between them, 8 bytes each.
 DS_DEVICE void store_sums(const attention_task& t, const work_item& w, const running& r) {
     char* const base = w.of.base(t, AT_OUT);
-#pragma unroll 1
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i64 row = w.first + row_of_thread(h);
         if (row >= w.last) continue;
@@ -214,7 +214,7 @@ DS_DEVICE void store_sums(const attention_task& t, const work_item& w, const run
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n) {
             const int column = n * 8 + int(threadIdx.x) % 4 * 2;
-            const chunk<f32, 2> x = {{h == 0 ? r.o[n][0] : r.o[n][2], h == 0 ? r.o[n][1] : r.o[n][3]}};
+            const chunk<f32, 2> x = {{r.o[n][2 * h], r.o[n][2 * h + 1]}};
             if (column < t.dim_v) store_aligned(to + column * i64(sizeof(f32)), x);
         }
     }
@@ -274,7 +274,7 @@ DS_DEVICE i64 in_sections(const attention_task& t, i64 index) {
 }  // namespace ds
 
 // A block for each piece of work: they have to fit a grid.
-extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::DIM <= 64 ? 3 : 2)
     attention_tensor(const __grid_constant__ ds::attention_task t, unsigned long long* odd) {
     using namespace ds;
     DS_DYNAMIC_SHARED(tiles);

@@ -72,7 +72,7 @@ DS_DEVICE void settle(const block_memory& memory, f32 (&s)[KEYS / 8][4]) {
 }
 
 // ------------------------------------------------------------------ the tile of addends
-constexpr int AT_ONCE = KEYS / 8 < 4 ? KEYS / 8 : 4;        // pairs of neighbours that are loaded side by side
+constexpr int AT_ONCE = DIM <= 128 ? 4 : 2;         // pairs of neighbours that are loaded side by side: as many as registers are left for
 
 // A row of the thread in a tile, and the keys that it sees there, counted from j0.
 struct tile_row {
@@ -176,8 +176,8 @@ DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special)
     const int row = int(threadIdx.x);
     bool found = false;
 #pragma unroll 1
-    for (int k = 0; k < KEYS; ++k)
-        if ((special[k / 32] >> k % 32 & 1) != 0 && j0 + k >= memory.lo[row] && j0 + k < memory.hi[row])
+    for (int k = int(most(memory.lo[row] - j0, 0)), end = int(least(memory.hi[row] - j0, KEYS)); k < end; ++k)
+        if ((special[k / 32] >> k % 32 & 1) != 0)
             found |= !memory.rules->has_addends || addend_at(memory, row, k) != f32(-infinity());
     if (found) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
 }
