@@ -34,7 +34,7 @@ def _keys(dim: int, architecture: int) -> int:
 
 
 def _shared(dim: int, architecture: int, has_addends: bool) -> int:
-    """Return the bytes of the tiles: keys, values, queries where registers do not hold them, addends if there are any."""
+    """Return the bytes of the tiles: keys, values, queries where registers do not hold them, and addends if any."""
     keys = _keys(dim, architecture)
     rows = 2 * keys + (ROWS if dim > 128 else 0)
     return rows * dim * 2 + (ROWS * (keys * 4 + _ROW_OPTIONS) if has_addends else 0)
