@@ -4,6 +4,7 @@
 //                      DS_DIM  head dims, of keys and of values, are at most that
 #pragma once
 #include "attention_finish.cuh"
+#include "attention_scores.cuh"
 #include "attention_work.cuh"
 #include "group.cuh"
 #include "tensor.cuh"
@@ -27,6 +28,14 @@ static_assert(!ARE_QUERIES_HELD || ROWS <= 2 * KEYS, "queries pass, and outputs,
 
 struct tile_source { key_rows from; i64 lo, hi, dim; bool is_key; };
 
+// How scores are made of products.
+struct alignas(16) score_rules {
+    f32 c;                              // exponents of 2 are scores times c
+    f32 factor, cap;                    // of products: into natural units, or with a cap, 0 without one, into the argument of tanh
+    bool is_natural;                    // scores are in natural units, else products as they are
+    bool has_addends, has_blocks;
+};
+
 // Shared memory of a block, which has what is the same for all threads too: registers are few.
 struct block_memory {
     tile<DIM> queries, keys, values, outputs;
@@ -36,6 +45,9 @@ struct block_memory {
     i64 *lo, *hi;                       // the keys that the rows see
     u32 (*special)[KEY_WORDS];          // keys whose values are not finite, of two tiles in turn
     u32* is_odd;                        // rows that are left to the exact kernel, a bit each
+    score_rules* rules;
+    chunk<f32, 2>* addends;             // of a tile's scores, where there are some
+    row_options* options;               // of the rows, likewise
 };
 
 DS_DEVICE int warp_row() { return int(threadIdx.x) / 32 * WARP_ROWS; }
@@ -93,15 +105,6 @@ DS_DEVICE void clean_values(const tile<DIM>& values, u32* special) {
         *values.at(row, p) = here;
         atomicOr(&special[row / 32], 1u << row % 32);
     }
-}
-// Rows that see one of the keys noted are odd.
-DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special) {
-    if (threadIdx.x >= ROWS) return;
-    const int row = int(threadIdx.x);
-    bool found = false;
-#pragma unroll 1
-    for (int k = 0; k < KEYS; ++k) found |= (special[k / 32] >> k % 32 & 1) != 0 && j0 + k >= memory.lo[row] && j0 + k < memory.hi[row];
-    if (found) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
 }
 
 // ------------------------------------------------------------------ a tile's scores and sums
