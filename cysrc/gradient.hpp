@@ -132,14 +132,14 @@ template <class A> struct gradient_rows {
         }
         scale_words<A>(part<word>(plan.q), (last - first + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * plan.inner, scale.fold);
         for (ptrdiff_t r = first; r < last; r += A::terms) {
-            if (g.wants(AT_K)) pack_sums_of(t, q, AT_Q, r, first, last, plan.dim, plan.columns, plan.q_rows);
+            if (g.wants(AT_K)) pack_summed(t, q, AT_Q, r, first, last, plan.dim, plan.columns, plan.q_rows);
             if (!g.wants(AT_V)) continue;
-            if (!pack_sums_of(u, d, AT_OUT, r, first, last, plan.dim_v, plan.columns_v, plan.g_rows))
+            if (!pack_summed(u, d, AT_OUT, r, first, last, plan.dim_v, plan.columns_v, plan.g_rows))
                 for (ptrdiff_t i = r; i < std::min(r + A::terms, last); ++i) not_finite[not_finite_count++] = i - first;
         }
     }
-    // The rows of a word, from r on, of what is summed over rows. Returns whether all were finite.
-    bool pack_sums_of(
+    // The rows of one word, from r on, as the right operand of a sum over rows. Returns whether all were finite.
+    bool pack_summed(
         const attention_task& of, const sequence& s, int op, ptrdiff_t r, ptrdiff_t first, ptrdiff_t last, ptrdiff_t dim, ptrdiff_t columns, size_t offset) const {
         const row_of at(t, head, r), after(t, head, std::min(r + 1, last - 1));
         const char* next = r + 1 < last ? s.at(op, after.h, after.i) : nullptr;
@@ -163,29 +163,29 @@ template <class A> struct gradient_rows {
             for (int i = 0; i < runs.count; ++i)
                 for (int j = runs.start[i]; j < runs.stop[i]; ++j) s[j] = C(double(s[j]) * more);
     }
-    void run_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, uint64_t seen) {
-        const key_runs runs = runs_of<C>(seen);
+    // Weights and gradients of scores in the place of scores.
+    void weigh_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, const key_runs& runs) {
         score_tile_of(at, first, count, j0, j1, runs);
         if (not_finite_count) add_not_finite(at, count, runs);
-        if (!g.wants_scores()) {
-            weigh<C, false>(count, runs, unit(), numbers.from(first), scores(at), nullptr);
-            return narrow_tile(at, count, runs);
-        }
+        if (!g.wants_scores()) return weigh<C, false>(count, runs, unit(), numbers.from(first), scores(at), nullptr);
         for (int i = 0; i < runs.count; ++i)
             for (int j = runs.start[i]; j < runs.stop[i]; j += PANEL<C>)
                 score_panel<A>(int(count), part<word>(plan.g) + at * plan.inner_v, part<word>(plan.v) + j * plan.inner_v, plan.inner_v, score_gradients(at) + j);
         weigh<C, true>(count, runs, unit(), numbers.from(first), scores(at), score_gradients(at));
         if (g.wants(AT_BIAS)) add_bias(at, first, count, j0, j1, runs);
         if (t.softcap != 0) multiply_rows(count, runs, part<C>(plan.factor), score_gradients(at));
-        narrow_tile(at, count, runs);
     }
-    // The words that the other products read; lanes are read where they are.
+    // The words that the other products read. Lanes are read where they are.
     void narrow_tile(ptrdiff_t at, ptrdiff_t count, const key_runs& runs) const {
-        if constexpr (A::terms > 1) {
-            if (g.wants(AT_V)) narrow_rows<A>(count, runs, scores(at), words(plan.p_words, at), nullptr);
-            if (!g.wants(AT_Q) && !g.wants(AT_K)) return;
-            narrow_rows<A>(count, runs, score_gradients(at), g.wants(AT_K) ? words(plan.ds_words, at) : nullptr, g.wants(AT_Q) ? words(plan.ds_keys, at) : nullptr);
-        } else (void)at, (void)count, (void)runs;
+        if (g.wants(AT_V)) narrow_rows<A>(count, runs, scores(at), words(plan.p_words, at), nullptr);
+        if (!g.wants(AT_Q) && !g.wants(AT_K)) return;
+        word *by_rows = g.wants(AT_K) ? words(plan.ds_words, at) : nullptr, *by_keys = g.wants(AT_Q) ? words(plan.ds_keys, at) : nullptr;
+        narrow_rows<A>(count, runs, score_gradients(at), by_rows, by_keys);
+    }
+    void run_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, uint64_t seen) {
+        const key_runs runs = runs_of<C>(seen);
+        weigh_tile(at, first, count, j0, j1, runs);
+        if constexpr (A::terms > 1) narrow_tile(at, count, runs);
     }
     // Gradients of out that are not finite were packed as 0: every key that such a row sees gets them here.
     void add_not_finite(ptrdiff_t at, ptrdiff_t count, const key_runs& runs) {
@@ -270,7 +270,8 @@ template <class A> struct gradient_rows {
     // The keys lo <= j < hi, lo at a block's begin.
     void run(ptrdiff_t lo, ptrdiff_t hi) {
         // rows past the last one are multiplied with the others of their tile
-        for (size_t words : {plan.p_words, plan.ds_words, plan.ds_keys}) std::memset((void*)(memory + words), 0, size_t(plan.rows) * KEY_BLOCK<C> / A::terms * sizeof(word));
+        const size_t tiles = size_t(plan.rows) * KEY_BLOCK<C> / A::terms * sizeof(word);
+        for (size_t offset : {plan.p_words, plan.ds_words, plan.ds_keys}) std::memset((void*)(memory + offset), 0, tiles);
         for (ptrdiff_t j0 = lo; j0 < hi; j0 += plan.block) run_keys(j0, std::min(j0 + plan.block, hi));
     }
 

@@ -179,19 +179,18 @@ template <class A> struct tiled_rows {
             return;
         }
         const char *row = q.key(AT_V, w.head, j), *next = A::terms > 1 && j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
-        const bool finite = shrink ? pack_shrunk(row, inner, dst) : pack_value_rows<A>(t, AT_V, row, next, plan.dim_v, inner, plan.columns, part<C>(plan.gathered), dst);
-        if (!finite)
+        if (!pack_value_word(row, next, inner, dst))
             for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
     }
-    // Only by lanes: a second try.
-    bool pack_shrunk(const char* row, ptrdiff_t inner, word* dst) {
-        if constexpr (A::terms > 1) return (void)row, (void)inner, (void)dst, true;
-        else {
-            C* gathered = part<C>(plan.gathered);
-            gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
-            for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
-            return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
-        }
+    bool pack_value_word(const char* row, const char* next, ptrdiff_t inner, word* dst) {
+        C* gathered = part<C>(plan.gathered);
+        if constexpr (A::terms == 1)                // a second try is by lanes
+            if (shrink) {
+                gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
+                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
+                return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
+            }
+        return pack_value_rows<A>(t, AT_V, row, next, plan.dim_v, inner, plan.columns, gathered, dst);
     }
 
     // Values that are not finite were packed as 0: every row that sees one gets it here.
