@@ -9,7 +9,7 @@ from dualsoft.accuracy import unit_roundoff
 from dualsoft.arguments import Shape, integer_of, kept_shape, real, reduced_shape
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, on_device_of, same_kind
 from dualsoft.attention_arguments import bounds, number_of
-from dualsoft.dtypes import FLOAT64, DType, Format, find_format, is_float
+from dualsoft.dtypes import FLOAT64, Format, find_format, is_float
 from dualsoft.pair import Pair
 
 _ndarray = np.ndarray
