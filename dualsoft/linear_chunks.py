@@ -194,7 +194,11 @@ def _subtract_targets(
         return
     inside, column = _labels_inside(targets, block)
     difference = before - log
-    exact = grad * (xp.expm1(difference) + (targets.smoothing - uniform)) + (factor - grad) * xp.exp(difference)
+    if targets.smoothing > 0.5:
+        # Of a label that keeps less than half, the 1 of p - 1 would only cancel.
+        exact = factor * xp.exp(difference) - grad * ((1 - targets.smoothing) + uniform)
+    else:
+        exact = grad * (xp.expm1(difference) + (targets.smoothing - uniform)) + (factor - grad) * xp.exp(difference)
     rows = xp.arange(len(logits))[:, None]
     logits[rows, column] = xp.where(inside, exact, logits[rows, column]).astype(logits.dtype)
 

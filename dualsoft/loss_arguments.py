@@ -77,24 +77,24 @@ def z_loss_of(z_loss: object) -> float:
 
 
 def ignored_of(ignore_index: object) -> int | None:
-    """Return the label of rows that do not count, None where no label can be it.
+    """Return the label of rows that do not count.
 
     Raises
     ------
     TypeError
         When it is neither None nor an integer.
     """
-    if ignore_index is None:
-        return None
-    index = integer_of(ignore_index, "ignore_index")
-    return index if -(2**63) <= index < 2**63 else None
+    return None if ignore_index is None else integer_of(ignore_index, "ignore_index")
 
 
-def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: int | None) -> tuple[Array, int]:
+def labels_of(
+    labels: object, beside: Array, shape: Shape, axis: int, ignored: int | None
+) -> tuple[Array, int, int | None]:
     """Return class indices as int64 with the axis kept, and -1; or probabilities as they are, and their dtype code.
 
-    ``shape`` is that of the logits. Indices get memory of their own: nobody can change them between this check and
-    their use. NumPy's may stand beside CuPy data, and stay NumPy's.
+    Beside them what is ``ignored``, as the indices have it, None where none can be it. ``shape`` is that of the logits.
+    Indices get memory of their own: nobody can change them between this check and their use. NumPy's may stand beside
+    CuPy data, and stay NumPy's.
 
     Raises
     ------
@@ -114,16 +114,21 @@ def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: i
             f"labels must be integers (class indices) or floating-point (probabilities), got dtype {array.dtype}"
         )
     if not is_index:
-        return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code
+        return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code, None
     if array.shape != reduced:
         hint = "; probabilities must be floating-point" if array.shape == shape else ""
         raise ValueError(
             f"labels that are class indices must have the shape of the losses, {reduced}, got {array.shape}{hint}"
         )
     indices = array.astype(INT64)
+    given = array if array.dtype.kind == "u" else indices
+    if ignored is not None and not np.iinfo(given.dtype).min <= ignored <= np.iinfo(given.dtype).max:
+        ignored = None
     if type(array) is _ndarray and array.size:
-        _check_range(array if array.dtype.kind == "u" else indices, shape[axis], ignored)
-    return indices.reshape(kept_shape(shape, (axis,))), -1
+        _check_range(given, shape[axis], ignored)
+    if ignored is not None and ignored >= 2**63:
+        ignored -= 2**64  # as the labels that became int64
+    return indices.reshape(kept_shape(shape, (axis,))), -1, ignored
 
 
 def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
@@ -132,7 +137,7 @@ def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
         return
     wrong = (indices < 0) | (indices >= classes)
     if ignored is not None:
-        wrong &= indices != ignored
+        wrong &= indices != indices.dtype.type(ignored)
     if wrong.any():
         at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         place = ", ".join(str(int(index)) for index in at)

@@ -114,8 +114,7 @@ def checked_targets(
     z_loss: object, reduction: object,
 ) -> Targets:  # fmt: skip
     """Judge what logits of ``shape``, of the kind of array that ``beside`` is, are compared with."""
-    ignored = single.ignored_of(ignore_index)
-    checked, code = single.labels_of(labels, beside, shape, along, ignored)
+    checked, code, ignored = single.labels_of(labels, beside, shape, along, single.ignored_of(ignore_index))
     smoothing, factor = single.smoothing_of(label_smoothing), single.z_loss_of(z_loss)
     return Targets(checked, code, ignored, smoothing, factor, single.reduction_of(reduction))
 

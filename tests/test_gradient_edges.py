@@ -120,6 +120,24 @@ def test_subnormal_bfloat16(level: str) -> None:
         same(got, ds.attention_backward(*without, out, lse, causal=True))
 
 
+def test_infinite_lse_of_a_whole(backend: str) -> None:
+    """Of more keys than are given: +inf says that the row is NaN, -inf that it sees nothing, whatever the scores are."""
+    grad_out, q, k, v = given()
+    out, lse = ds.attention(q, k, v, return_lse=True)
+    want = ds.attention_backward(grad_out, q, k, v, out, lse)
+    lse[0, 1, 2], lse[1, 2, 3] = np.inf, -np.inf
+    got = ds.attention_backward(grad_out, q, k, v, out, lse)
+    assert np.isnan(got.q[0, 1, 2]).all()
+    assert np.isnan(got.k[0, 0]).all()
+    assert np.isnan(got.v[0, 0]).all()
+    assert not got.q[1, 2, 3].any()
+    lse[0, 1, 2], grad_out[1, 2, 3] = -np.inf, 0
+    none = ds.attention_backward(grad_out, q, k, v, out, lse)
+    np.testing.assert_array_equal(none.v[1, 1], got.v[1, 1])
+    np.testing.assert_array_equal(none.v[1, 0], want.v[1, 0])
+    assert np.isfinite(none.k).all()
+
+
 def test_nothing_seen(backend: str) -> None:
     grad_out, q, k, v = given()
     for options in (
