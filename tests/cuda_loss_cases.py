@@ -41,19 +41,19 @@ class Call(NamedTuple):
             lse = ds.logsumexp(self.x.astype(np.float64), self.axis, **weights, **hidden)
         return lse.astype(loss_dtype(self.x)) if self.rounds_lse else lse
 
-    def make(self, placed: Any) -> Any:
-        """Call it by way of ``placed``, which moves arrays."""
+    def make(self, moving: Any) -> Any:
+        """Call it by way of ``moving``, which moves arrays."""
         x, options = self.x.copy("K") if self.in_place else self.x, dict(self.options)
         if self.in_place:
             options["out"] = x
         if self.function == "cross_entropy":
-            return placed.cross_entropy(x, self.beside, self.axis, **options)
+            return moving.cross_entropy(x, self.beside, self.axis, **options)
         if self.function == "cross_entropy_backward":
-            return placed.cross_entropy_backward(self.grad(), x, self.beside, self.lse(), self.axis, **options)
+            return moving.cross_entropy_backward(self.grad(), x, self.beside, self.lse(), self.axis, **options)
         if self.function == "logsumexp_backward":
             given = {} if self.beside is None else {"b": self.beside}
-            return placed.logsumexp_backward(self.grad(), x, self.lse(), self.axis, **given, **options)
-        return getattr(placed, self.function)(self.beside, x, self.axis, **options)
+            return moving.logsumexp_backward(self.grad(), x, self.lse(), self.axis, **given, **options)
+        return getattr(moving, self.function)(self.beside, x, self.axis, **options)
 
     def wanted(self) -> Expected:
         x, axis, wide, options = self.x, self.axis, oracle.wide_type(self.x.dtype), dict(self.options)
@@ -77,10 +77,10 @@ class Call(NamedTuple):
         given = roundoff(loss_dtype(x)) if self.rounds_lse else 0.0
         return loss_oracle.cross_entropy_backward(x, axis, wide, grad, t, z_loss, given)
 
-    def wrong(self, placed: Any) -> str | None:
+    def wrong(self, moving: Any) -> str | None:
         """What is wrong with the answer, or None."""
         dtype = loss_dtype(self.x) if self.function == "cross_entropy" else gradient_dtype(self.x)
-        return mismatch(self.function, self.make(placed), self.wanted(), dtype, "cuda")
+        return mismatch(self.function, self.make(moving), self.wanted(), dtype, "cuda")
 
 
 def labels(x: Array, axis: int = -1) -> Array:

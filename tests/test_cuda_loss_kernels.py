@@ -10,7 +10,7 @@ import pytest
 from cases import normal
 from cuda_loss_cases import CALLS, MUTATIONS, SMOOTHED, Call, gradient, labels, loss, soft
 from cuda_mistakes import WRONG
-from placed import Placed
+from moving import LOSSES, Moving
 
 from dualsoft.backends import cuda, nvrtc
 
@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
-    assert CALLS[name].wrong(Placed(NAME)) is None
+    assert CALLS[name].wrong(Moving(NAME, LOSSES)) is None
 
 
 # ------------------------------------------------------------------ sectors
@@ -72,7 +72,7 @@ def test_each_sector_is_moved_once(name: str) -> None:
     size = 16 if call.axis == -1 else call.x.dtype.itemsize
     emulator.profile()
     with emulator.settings(profile=True):
-        call.make(Placed(NAME))
+        call.make(Moving(NAME, LOSSES))
     found = [row for row in emulator.profile() if (row.space, row.bytes) == ("global", size)]
     sectors, rows = call.x.nbytes // SECTOR, call.x.size // call.x.shape[call.axis]
     of_labels = rows if size < 16 and not np.issubdtype(np.asarray(call.beside).dtype, np.floating) else 0
@@ -84,17 +84,10 @@ def test_each_sector_is_moved_once(name: str) -> None:
 
 
 # ------------------------------------------------------------------ planted mistakes
-class Planted(Placed):
-    """The backend ``cuda`` on arrays of the emulator."""
-
-    def _put(self, x: Any) -> Any:
-        return devices.put(NAME, x)
-
-
 def seen_in(name: str) -> str | None:
     """How a mistake shows in a call: the kinds of faults, or `WRONG`; None if it does not."""
     try:
-        return None if CALLS[name].wrong(Planted("cuda")) is None else WRONG
+        return None if CALLS[name].wrong(Moving("cuda", LOSSES)) is None else WRONG
     except emulator.KernelFault as fault:
         return ", ".join(sorted({entry.kind for entry in fault.faults})) or str(fault).partition(":")[0]
 
@@ -107,6 +100,7 @@ def test_mistakes_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(nvrtc, "assemble", lambda source: assemble(source).replace(mutation.old, mutation.new))
     monkeypatch.setattr(cuda, "_found", (cuda.Kernels(devices.module(NAME)), None))
+    monkeypatch.setitem(devices._MODULES, "cuda", devices.module(NAME))
     for call in mutation.calls:
         how = seen_in(call)
         assert how is not None, f"{call}: nobody sees it"
