@@ -17,6 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 from tolerance import mismatch
 
 import dualsoft as ds
+from dualsoft import registry
+from dualsoft.backends import cuda_launch
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -175,6 +177,31 @@ def test_in_place_gives_the_same_bits(key: str, n: int, cp: Any) -> None:
         want = function(x, -1).get()
         assert function(x, -1, out=x) is x
         assert x.get().tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize("n", [33, 300, 9001])
+def test_in_place_at_any_address(key: str, n: int, cp: Any) -> None:
+    """Pieces of 16 bytes are read where neighbours write: warps, blocks and the blocks of one row wait for each other."""
+    for rows in (1, 3) if n < 1000 else (1,):
+        memory = normal(key, rows, n + 1)
+        state = ds.softmax_state(cp.asarray(memory)[:, 1:], -1)
+        for function in (ds.softmax, ds.log_softmax, ds.cumulative_logsumexp, state.normalize):
+            x = cp.asarray(memory)[:, 1:]
+            want = function(x, -1).get()
+            assert function(x, -1, out=x) is x
+            assert x.get().tobytes() == want.tobytes(), function
+
+
+def test_a_row_of_several_blocks_in_place_at_any_address(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_launch.Device, "STATIC", 1 << 30)  # no row is kept in shared memory
+    monkeypatch.setattr(registry.require(NAME).run.__self__, "_devices", {})
+    memory = normal("f32", 1, 20_001)
+    for function in ELEMENTWISE:
+        x = cp.asarray(memory)[:, 1:]
+        want = function(x, -1).get()
+        assert function(x, -1, out=x) is x
+        assert x.get().tobytes() == want.tobytes(), function
 
 
 @pytest.mark.parametrize("cut", [1, 8])
