@@ -5,16 +5,22 @@ with a word on how to convert it, never converted silently.
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+
+from dualsoft.dtypes import find_format
 
 Array = Any
 """A NumPy array, or a CuPy array (which has no type stubs)."""
 
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _device_modules = {"cupy"}
 _nowhere = nullcontext()
@@ -54,6 +60,28 @@ def on_device_of(array: Array) -> AbstractContextManager[Any]:
     """Return a context in which CuPy works on the device of ``array``; of a NumPy array, one that does nothing."""
     device: AbstractContextManager[Any] = array.device if is_cupy(array) else _nowhere
     return device
+
+
+def with_device_of(
+    chosen: Callable[[tuple[Any, ...]], Array],
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Return a decorator: what is called works on the device of the array ``chosen`` from its positional arguments.
+
+    CuPy makes arrays on the current device, and computes there. A call with NumPy arrays costs one look at a type more.
+    """
+
+    def decorator(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @wraps(function)
+        def on_device(*given: _Given.args, **options: _Given.kwargs) -> _Result:
+            array = chosen(given)
+            if type(array) is np.ndarray or not is_cupy(array):
+                return function(*given, **options)
+            with on_device_of(array):
+                return function(*given, **options)
+
+        return on_device
+
+    return decorator
 
 
 def device_of(array: Array) -> int | None:
@@ -99,7 +127,9 @@ def as_array(value: object, name: str) -> Array:
 
 
 def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Array:
-    """Return argument ``name`` as an array of the kind that ``beside`` has; numbers and lists become NumPy arrays.
+    """Return argument ``name`` as an array of the kind that ``beside`` has; numbers and lists go where that is.
+
+    A list of what CuPy has no arrays of stays a NumPy array: its dtype is refused by who asked, in the usual words.
 
     Raises
     ------
@@ -109,8 +139,7 @@ def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Arra
     array = as_array(value, name)
     if is_cupy(array) != is_cupy(beside):
         if not isinstance(value, np.ndarray) and is_cupy(beside):
-            with on_device_of(beside):
-                return module_of(beside).asarray(array)
+            return _moved(array, beside)
         raise TypeError(
             f"{name} is a {_kind_name(array)} array and {beside_name} a {_kind_name(beside)} array: "
             f"arrays are never moved silently, convert one of them"
@@ -123,8 +152,50 @@ def same_kind(value: object, name: str, beside: Array, beside_name: str) -> Arra
     return array
 
 
+def number_or_same_kind(value: object, name: str, beside: Array, beside_name: str) -> Array:
+    """Return what ``same_kind`` does, but leave a number on the host, as a NumPy array without axes."""
+    if is_cupy(beside) and not isinstance(value, np.ndarray) and not is_cupy(value):
+        array = as_array(value, name)
+        if array.ndim == 0:
+            return array
+    return same_kind(value, name, beside, beside_name)
+
+
+def _moved(array: np.ndarray[Any, Any], beside: Array) -> Array:
+    """Return what the caller gave as numbers or lists as an array where ``beside`` is."""
+    if find_format(array.dtype, complex_too=True) is None:
+        return array
+    xp = module_of(beside)
+    with on_device_of(beside):
+        if array.ndim == 0 and array.dtype.kind in "biufc":
+            # An argument of a kernel: a copy from the host could not be captured in a CUDA graph.
+            return own(xp.full((), array[()], array.dtype))
+        return own(xp.asarray(array))
+
+
+_captured: list[Array] = []
+
+
+def own(array: Array) -> Array:
+    """Return memory that a call takes for itself on the current device; of a captured call it is kept for good.
+
+    A CUDA graph goes on using what its calls were captured with, and the pool would give that to others.
+    """
+    if is_cupy(array) and module_of(array).cuda.get_current_stream().is_capturing():
+        _captured.append(array)
+    return array
+
+
 def _kind_name(array: Array) -> str:
     return "CuPy" if is_cupy(array) else "NumPy"
+
+
+def delivered(result: Array, out: Array) -> Array:
+    """Return ``out``, copied to from ``result`` where an overlap made a problem compute into another array."""
+    if result is not out and not module_of(out).may_share_memory(result, out):
+        with on_device_of(out):
+            out[...] = result.reshape(out.shape)
+    return out
 
 
 def to_host(array: Array) -> np.ndarray[Any, Any]:

@@ -182,7 +182,7 @@ def test_in_place_gives_the_same_bits(key: str, n: int, cp: Any) -> None:
 @pytest.mark.parametrize("key", DTYPES)
 @pytest.mark.parametrize("n", [33, 300, 9001])
 def test_in_place_at_any_address(key: str, n: int, cp: Any) -> None:
-    """Pieces of 16 bytes are read where neighbours write: warps, blocks and the blocks of one row wait for each other."""
+    """Pieces of 16 bytes are read where neighbours write: warps and blocks have to meet in between."""
     for rows in (1, 3) if n < 1000 else (1,):
         memory = normal(key, rows, n + 1)
         state = ds.softmax_state(cp.asarray(memory)[:, 1:], -1)
