@@ -35,7 +35,7 @@ class AttentionState(Frozen):
     Raises
     ------
     ValueError
-        When the shapes do not fit, or an entry of ``d`` is negative.
+        When the shapes do not fit, or an entry of ``d`` is negative (of a CuPy array: its row becomes NaN).
     TypeError
         When one is not real, or they are arrays of different kinds.
 

@@ -41,7 +41,7 @@ class SoftmaxState(Frozen):
     Raises
     ------
     ValueError
-        When the shapes do not broadcast, or an entry of ``d`` is negative.
+        When the shapes do not broadcast, or an entry of ``d`` is negative (of a CuPy array: its row becomes NaN).
     TypeError
         When one is not real, or they are arrays of different kinds.
 

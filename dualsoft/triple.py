@@ -21,12 +21,13 @@ _HEAD = 3
 def canonical(out: Array, m: Array, d: Array) -> tuple[Array, Array, Array]:
     """Give each row its one form.
 
-    Nothing seen: (0, -inf, 0), whatever ``out`` held. NaN seen: (NaN, -inf, NaN). +inf seen: (NaN, inf, inf).
+    Nothing seen: (0, -inf, 0), whatever ``out`` held. NaN seen: (NaN, -inf, NaN). +inf seen: (NaN, inf, inf). A
+    negative d, which the host has not seen on a device, is NaN.
     """
     xp = module_of(m)
     if not is_cupy(m) and (xp.isfinite(m) & (d > 0) & (d < np.inf)).all():
         return out, m, d
-    is_nan = xp.isnan(m) | xp.isnan(d)
+    is_nan = xp.isnan(m) | xp.isnan(d) | (d < 0)
     empty = ~is_nan & ((d == 0) | xp.isneginf(m))
     infinite = ~is_nan & ~empty & (xp.isposinf(m) | xp.isposinf(d))
     broken = is_nan | infinite
