@@ -31,7 +31,8 @@ def one_axis(axis: object, ndim: int, name: str = "axis") -> int:
 
 
 def integer_of(axis: object, name: str) -> int:
-    if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__"):
+    # What is on a device is not read, although CuPy would, and wait for it.
+    if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__") or is_cupy(axis):
         raise TypeError(f"{name} must be an integer, got {axis!r}")
     try:
         return operator.index(axis)

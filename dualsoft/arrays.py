@@ -29,27 +29,33 @@ _nowhere = nullcontext()
 def add_device_module(name: str) -> None:
     """Treat the class ``ndarray`` of the package ``name`` as CuPy's, whose functions it must have."""
     _device_modules.add(name)
-    _is_cupy_type.cache_clear()
+    _device_module_of.cache_clear()
 
 
 def is_cupy(value: object) -> bool:
     """Return whether ``value`` is a CuPy array."""
     kind: Any = type(value)
-    return _is_cupy_type(kind)
+    return _device_module_of(kind) is not None
 
 
 @lru_cache(maxsize=256)
-def _is_cupy_type(kind: type) -> bool:
-    return any(
-        base.__module__.partition(".")[0] in _device_modules and base.__name__ == "ndarray" for base in kind.__mro__
-    )
+def _device_module_of(kind: type) -> str | None:
+    """Return the name of the package that a type of device arrays comes from, itself or by way of its bases."""
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in _device_modules and base.__name__ == "ndarray":
+            return root
+    return None
 
 
 def module_of(array: Array) -> ModuleType:
     """Return the module whose functions work on ``array``: NumPy, or CuPy if the caller's array is CuPy's."""
-    if type(array) is np.ndarray or not is_cupy(array):
+    if type(array) is np.ndarray:
         return np
-    root = type(array).__module__.partition(".")[0]
+    kind: Any = type(array)
+    root = _device_module_of(kind)
+    if root is None:
+        return np
     try:
         return sys.modules[root]
     except KeyError:
@@ -109,7 +115,7 @@ def as_array(value: object, name: str) -> Array:
             f"{name} is a masked array, whose mask would be lost: pass {name}.data and "
             f"where=~numpy.ma.getmaskarray({name}) (to attention, what its queries may see as mask=)"
         )
-    if any(origin.startswith("scipy.sparse") for origin in origins):
+    if any(origin.startswith(("scipy.sparse", "cupyx.scipy.sparse")) for origin in origins):
         raise TypeError(f"{name} is a {kind.__name__}, a sparse array: pass {name}.toarray()")
     if is_cupy(value):
         return value
@@ -117,6 +123,11 @@ def as_array(value: object, name: str) -> Array:
         raise TypeError(
             f"{name} is a {kind.__module__}.{kind.__qualname__}, neither a NumPy nor a CuPy array, and is not "
             f"converted silently: pass numpy.from_dlpack({name}) (or cupy.from_dlpack for device memory)"
+        )
+    if hasattr(kind, "__cuda_array_interface__"):
+        raise TypeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, device memory that is no CuPy array, and is not "
+            f"converted silently: pass cupy.asarray({name})"
         )
     try:
         return np.asarray(value)
