@@ -7,7 +7,7 @@ import numpy as np
 
 from dualsoft.accuracy import unit_roundoff
 from dualsoft.arguments import Shape, integer_of, kept_shape, real, reduced_shape
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, is_cupy, module_of, number_or_same_kind, on_device_of, same_kind
 from dualsoft.attention_arguments import bounds, number_of
 from dualsoft.dtypes import FLOAT64, Format, find_format, is_float
 from dualsoft.pair import Pair
@@ -178,7 +178,7 @@ def row_factor(grad: object, kept: Shape, axes: tuple[int, ...], x: Array, name:
     """
     if type(grad) is float:
         return grad
-    array = real(same_kind(grad, name, x, "the input"), name)
+    array = real(number_or_same_kind(grad, name, x, "the input"), name)
     if array.ndim == 0 and not is_cupy(array):
         return float(array)
     xp, reduced = module_of(array), reduced_shape(kept, axes)

@@ -79,10 +79,12 @@ LAYERS = (
     {"linear_problem", "gradient_problem"},
     {"attention_problem", "loss_problem", "topk_problem"},
     {"loss_arguments"},
-    {"attention_arguments", "attention_operands", "cache_arguments"},
+    {"cache_arguments"},
+    {"attention_arguments", "attention_operands"},
     {"block_mask", "cache_storage", "philox"},
     {"arguments", "accuracy", "pair", "triple"},
-    {"arrays", "dtypes", "frozen", "isa", "_version"},
+    {"arrays"},
+    {"dtypes", "frozen", "isa", "_version"},
 )
 WITHIN_A_LAYER = {
     ("trace", "state"),
