@@ -41,6 +41,10 @@ _SHORT = Shape(32, 8)
 """How rows of up to 256 elements are shared out; others go by segments."""
 _STORED = (F16, BF16, F32, F64)
 """Elements of other types are told by codes, as columns are."""
+_MOST_PARTS = 1024
+"""Of a row: blocks that share it."""
+_SUMS = 7
+"""float64 numbers of a part: ``SUMS`` of ``cuda/loss_terms.cuh``."""
 _ENTRY = 3
 """float64 numbers of an entry of a total: see ``cuda/totals.cuh``."""
 _TOTALLED = 4096
@@ -72,6 +76,7 @@ _QUESTION = np.dtype(
 """``question`` of ``cuda/gradient_terms.cuh``."""
 
 _TOTAL = Variant("totals.cu", "total_of_entries", ())
+_JOIN = Variant("loss_join.cu", "join_losses", ())
 
 
 def _shape(n: int, x_code: int, out_code: int) -> Shape:
@@ -94,6 +99,7 @@ def _column_variant(kernel: str, x_code: int, out_code: int) -> Variant:
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need, results of the same dtype."""
     yield _TOTAL
+    yield _JOIN
     for code in dict.fromkeys(map(state_code, codes)):
         yield _column_variant("loss_columns", code, code)
         yield _column_variant("gradient_columns", code, code)
@@ -113,21 +119,44 @@ def cross_entropy(problem: CrossEntropyProblem, device: Device) -> Iterator[Laun
     strides = strides_of(x, each, None, None, labels, lse)
     at = layout_of(x.shape, axes, strides)
     entries = device.scratch((at.rows, _ENTRY)) if each is None else None
-    results = (each, lse, entries, _terms_of(targets, at.n))
+    results, terms = (each, lse, entries), _terms_of(targets, at.n)
     if x_code in _STORED and is_contiguous(at, 0, x):
         shape = _shape(at.n, x_code, out_code)
+        parts, length = _parts(at.n, shape)
+        sums = device.scratch((at.rows * parts, _SUMS)) if parts > 1 else None
         is_alike = targets.labels_code == x_code and is_contiguous(at, _WEIGHT, labels)
-        operands = (x, labels, np.int32(is_alike), *results, at.struct)
-        yield launch_of(_loss_variant(shape, x_code, out_code), shape, at.rows, operands)
+        sharing = (sums, np.int64(parts), np.int64(length), terms, at.struct)
+        operands = (x, labels, np.int32(is_alike), *results, *sharing)
+        yield launch_of(_loss_variant(shape, x_code, out_code), shape, at.rows * parts, operands)
+        if sums is not None:
+            joining = (
+                x,
+                np.int32(x_code),
+                labels,
+                *results,
+                np.int32(out_code),
+                sums,
+                np.int64(parts),
+                terms,
+                at.struct,
+            )
+            yield launch_of(_JOIN, Shape(32, 1), at.rows, joining)
     else:
         plan = plan_of(x.shape, axes, strides, (x.dtype.itemsize, out.dtype.itemsize))
         tiles = whole_columns(plan, x, out.dtype.itemsize)
         if lse is not None and at.n <= OFTEN_TWICE:
             tiles = tiles.keeping(device.dynamic_limit)
         reading = (x, np.int32(x_code), np.int32(_is_aligned(x)), labels, np.int32(_is_aligned(labels)))
-        yield tiles.launch(_column_variant("loss_columns", x_code, out_code), *reading, *results)
+        yield tiles.launch(_column_variant("loss_columns", x_code, out_code), *reading, *results, terms)
     if entries is not None:
         yield from _total(entries, at.rows, out, out_code, targets.reduction == "mean", device)
+
+
+def _parts(n: int, shape: Shape) -> tuple[int, int]:
+    """Return into how many parts a row goes, and of how many segments each: of its length alone."""
+    segments = max(1, -(-n // shape.length))
+    length = -(-segments // _MOST_PARTS)
+    return -(-segments // length), length
 
 
 def _is_aligned(array: Array | None) -> bool:
