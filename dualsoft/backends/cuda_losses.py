@@ -43,6 +43,8 @@ _STORED = (F16, BF16, F32, F64)
 """Elements of other types are told by codes, as columns are."""
 _MOST_PARTS = 1024
 """Of a row: blocks that share it."""
+_ENOUGH_BLOCKS = 512
+"""Blocks that fill any card: with fewer rows, long ones have several blocks each where that changes no bit."""
 _SUMS = 7
 """float64 numbers of a part: ``SUMS`` of ``cuda/loss_terms.cuh``."""
 _ENTRY = 3
@@ -122,7 +124,7 @@ def cross_entropy(problem: CrossEntropyProblem, device: Device) -> Iterator[Laun
     results, terms = (each, lse, entries), _terms_of(targets, at.n)
     if x_code in _STORED and is_contiguous(at, 0, x):
         shape = _shape(at.n, x_code, out_code)
-        parts, length = _parts(at.n, shape)
+        parts, length = _parts(at.n, shape, _MOST_PARTS)
         sums = device.scratch((at.rows * parts, _SUMS)) if parts > 1 else None
         is_alike = targets.labels_code == x_code and is_contiguous(at, _WEIGHT, labels)
         sharing = (sums, np.int64(parts), np.int64(length), terms, at.struct)
@@ -152,10 +154,10 @@ def cross_entropy(problem: CrossEntropyProblem, device: Device) -> Iterator[Laun
         yield from _total(entries, at.rows, out, out_code, targets.reduction == "mean", device)
 
 
-def _parts(n: int, shape: Shape) -> tuple[int, int]:
-    """Return into how many parts a row goes, and of how many segments each: of its length alone."""
+def _parts(n: int, shape: Shape, most: int) -> tuple[int, int]:
+    """Return into how many parts a row goes, ``most`` at the most, and of how many segments each."""
     segments = max(1, -(-n // shape.length))
-    length = -(-segments // _MOST_PARTS)
+    length = -(-segments // most)
     return -(-segments // length), length
 
 
@@ -272,8 +274,11 @@ def _gradients(
         is_same = beside.array is not None and beside.code == x_code
         question["is_alike"] = is_same and is_contiguous(at, _WEIGHT, beside.array)
         shape = _shape(at.n, x_code, out_code)
-        arguments = (x, factors, beside.array, *rows, question, at.struct, at.more)
-        return launch_of(_gradient_variant(shape, x_code, out_code), shape, at.rows, arguments)
+        needs_sum = beside.array is not None and of != _OF_LOGSUMEXP
+        is_whole = needs_sum or any(a is not None and a.data.ptr == out.data.ptr for a in (x, beside.array))
+        parts, length = _parts(at.n, shape, 1 if is_whole else -(-_ENOUGH_BLOCKS // max(at.rows, 1)))
+        arguments = (x, factors, beside.array, *rows, np.int64(parts), np.int64(length), question, at.struct, at.more)
+        return launch_of(_gradient_variant(shape, x_code, out_code), shape, at.rows * parts, arguments)
     tiles = _gradient_tiles(problem, strides, of, beside.array is not None, device)
     aligned = _is_aligned(x) | _is_aligned(out) << 1 | _is_aligned(beside.array) << 2
     operands = (x, where, factors, beside.array, *rows, np.int32(aligned), question)
