@@ -121,7 +121,8 @@ def cross_entropy(problem: CrossEntropyProblem, device: Device) -> Iterator[Laun
     strides = strides_of(x, each, None, None, labels, lse)
     at = layout_of(x.shape, axes, strides)
     entries = device.scratch((at.rows, _ENTRY)) if each is None else None
-    results, terms = (each, lse, entries), _terms_of(targets, at.n)
+    results, terms = (each, lse, entries), np.zeros((), _TERMS)
+    terms[()] = (*_terms_of(targets, at.n), targets.labels_code)
     if x_code in _STORED and is_contiguous(at, 0, x):
         shape = _shape(at.n, x_code, out_code)
         parts, length = _parts(at.n, shape, _MOST_PARTS)
@@ -189,17 +190,20 @@ def _on_device(targets: Targets, device: Device) -> Array:
     return targets.labels if is_cupy(targets.labels) else device.cp.asarray(targets.labels)
 
 
-def _weights(targets: Targets, n: int) -> tuple[float, float, float]:
-    """Return the share of the label, that of each class, and the factor of lse²."""
-    smoothing = targets.smoothing
-    return 1 - smoothing, smoothing / max(n, 1), targets.z_loss
+class _Terms(NamedTuple):
+    """Shares of the label and of each class, the factor of lse², the index of rows that do not count, if any."""
+
+    hard: float = 1.0
+    uniform: float = 0.0
+    z_loss: float = 0.0
+    ignored: int = 0
+    ignores: bool = False
 
 
-def _terms_of(targets: Targets, n: int) -> np.ndarray[Any, Any]:
-    terms = np.zeros((), _TERMS)
+def _terms_of(targets: Targets, n: int) -> _Terms:
     ignored = None if targets.labels_code >= 0 else targets.ignored
-    terms[()] = (*_weights(targets, n), ignored or 0, ignored is not None, targets.labels_code)
-    return terms
+    smoothing = targets.smoothing
+    return _Terms(1 - smoothing, smoothing / max(n, 1), targets.z_loss, ignored or 0, ignored is not None)
 
 
 def cross_entropy_gradient(problem: CrossEntropyGradientProblem, device: Device) -> Iterator[Launch]:
@@ -252,7 +256,7 @@ def _gradients(
     grad: float | Array,
     device: Device,
     labels: Array | None = None,
-    terms: np.ndarray[Any, Any] | None = None,
+    terms: _Terms | None = None,
 ) -> Launch:
     x, out, x_code, out_code = problem.x, problem.out, problem.x_code, problem.out_code
     where, lse = getattr(problem, "where", None), getattr(problem, "lse", None)
@@ -261,18 +265,14 @@ def _gradients(
     grads, each = (None, grad) if isinstance(grad, float) else (_along(x, grad), math.nan)
     strides = strides_of(x, out, where, factors, beside.array, labels, m, rest, grads)
     at = layout_of(x.shape, problem.axes, strides)
-    question = np.zeros((), _QUESTION)
-    if terms is not None:
-        for name in ("hard", "uniform", "z_loss", "ignored", "ignores"):
-            question[name] = terms[name]
-    question["factor"], question["grad"], question["roundoff"], question["of"] = factor, each, roundoff, of
-    question["x_code"], question["y_code"] = x_code, out_code
-    question["beside_code"] = -1 if beside.array is None else beside.code
     rows: tuple[Any, ...] = (labels, m, rest, grads, out)
+    is_alike = beside.array is not None and beside.code == x_code and is_contiguous(at, _WEIGHT, beside.array)
+    hard, uniform, z_loss, ignored, ignores = terms or _Terms()
+    numbers = (factor, each, hard, uniform, z_loss, roundoff, ignored, of, ignores)
+    question = np.zeros((), _QUESTION)
+    question[()] = (*numbers, x_code, out_code, -1 if beside.array is None else beside.code, is_alike)
     is_direct = where is None and is_contiguous(at, 0, x) and is_contiguous(at, 1, out)
     if is_direct and x_code in _STORED:
-        is_same = beside.array is not None and beside.code == x_code
-        question["is_alike"] = is_same and is_contiguous(at, _WEIGHT, beside.array)
         shape = _shape(at.n, x_code, out_code)
         needs_sum = beside.array is not None and of != _OF_LOGSUMEXP
         is_whole = needs_sum or any(a is not None and a.data.ptr == out.data.ptr for a in (x, beside.array))
