@@ -2,7 +2,7 @@
 #include "loss_terms.cuh"
 #include "numbers.cuh"
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
     join_losses(const char* x, int x_code, const char* labels, char* y, char* logarithm, char* entries, int y_code, const double* sums, long long parts,
                 const __grid_constant__ ds::loss_terms terms, const __grid_constant__ ds::layout at) {
     using namespace ds;
