@@ -71,7 +71,7 @@ DS_DEVICE f64 sum_of_column(const meeting& at, const operands_of_column& of, boo
         any_accumulator terms;
 #pragma unroll
         for (int i = 0; i < TAKEN; ++i) terms.add_term(i, of_products ? mul(e.x[i], e.t[i]) : e.t[i]);
-        sum[0] = plus_finite()(sum[0], terms.total());
+        add_to(sum[0], terms.total());
     }
     at.all(sum, plus_finite());
     return value_of(sum[0]);

@@ -1,7 +1,7 @@
 // gradients.cu - the gradients of contiguous rows, which may take the place of what they are computed from.
 //
 // A row that fits the registers of its threads is read once. Longer ones go segment by segment, and once more, from the end, where they need a
-// sum first.
+// sum first. Without one, and not in place, a few long rows are shared by more blocks, which changes no bit.
 #define DS_LOG 0
 #include "beside.cuh"
 #include "gradient_terms.cuh"
@@ -25,21 +25,23 @@ DS_DEVICE void become_gradients(share& mine, const company& with, const answer& 
 
 }  // namespace ds
 
-// `labels` are class indices, or null. m, rest and `grads` have one number a row.
+// `labels` are class indices, or null. m, rest and `grads` have one number a row. A row has `parts` parts of `length` segments, one if it needs a
+// sum or is in place.
 extern "C" __global__ void __launch_bounds__(ds::BLOCK, 1)
     gradient_rows(const char* x, const char* scale, const char* beside, const char* labels, const char* m, const char* rest, const char* grads, char* y,
-                  const __grid_constant__ ds::question q, const __grid_constant__ ds::layout at, const __grid_constant__ ds::more_strides more) {
+                  long long parts, long long length, const __grid_constant__ ds::question q, const __grid_constant__ ds::layout at, const __grid_constant__ ds::more_strides more) {
     using namespace ds;
     const inputs in = {x, nullptr, scale, q.factor};
-    for (i64 base = i64(blockIdx.x) * ROWS_A_BLOCK; base < at.rows; base += i64(gridDim.x) * ROWS_A_BLOCK) {
-        const i64 index = base + team::number();
+    const i64 segments = segments_of(at.n);
+    for (i64 base = i64(blockIdx.x) * ROWS_A_BLOCK; base < at.rows * parts; base += i64(gridDim.x) * ROWS_A_BLOCK) {
+        const i64 unit = base + team::number(), index = unit / parts, first = (unit - index * parts) * length, last = smaller(first + length, segments);
         const bool is_there = index < at.rows;
         const i64 place = is_there ? index : 0;
         const row from = row_of(in, at, index);
         const beside_row t = {beside + (q.has_beside() ? offset(at.outer, WEIGHT, place) : 0), from.length, q.beside_code, q.is_alike != 0};
         row_numbers given = numbers_of_row(m, rest, grads, q, at, more, place);
         // The segments are visited for the row's own pair and for a sum, where these are needed, and, from the end back, for the gradients.
-        const i64 segments = segments_of(at.n), refining = needs_pair(q, given.m) ? segments : 0, summing = q.needs_sum() ? segments : 0;
+        const i64 refining = needs_pair(q, given.m) ? segments : 0, summing = q.needs_sum() ? segments : 0;
         char* const to = y + offset(at.outer, Y, place);
         share mine = {};
         company with = {};
@@ -47,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, 1)
         f64 sum = 0.0;
         answer by = {};
         i64 held = -1;                          // the segment in the registers
-        for (i64 visit = 0; visit < refining + summing + segments; ++visit) {
-            const i64 written = visit - refining - summing, segment = written >= 0 ? segments - 1 - written : visit % segments;
+        for (i64 visit = 0; visit < refining + summing + (last - first); ++visit) {
+            const i64 written = visit - refining - summing, segment = written >= 0 ? last - 1 - written : visit % segments;
             if (segment != held) {
                 team::meet();                   // accesses that are not aligned reach what a neighbour has written
                 mine = read(from, at.inner, segment);

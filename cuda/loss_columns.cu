@@ -24,16 +24,12 @@ struct strand_of_loss {
     DS_DEVICE strand_of_loss(const loss_terms& t, const char* at, bool aligned)
         : terms(t), labels(at), is_aligned(aligned), mass(), dot(), linear(), k(0.0), count(0.0) {}
 
-    static DS_DEVICE void plus(wide& sum, wide more) { sum = plus_finite()(sum, more); }
-    static DS_DEVICE void plus(f64& sum, f64 more, f64) { sum += more; }
-    static DS_DEVICE void plus(twofold& sum, f64 more, f64) { sum = finite_plus(sum, {more, 0.0}); }
-
     DS_DEVICE void move_to(f64 next) {
         const f64 fall = k - next, weight = value_of(mass);
         k = next;
         if (fall == 0.0) return;
-        if (weight != 0.0) plus(dot, weight * fall, 0.0);
-        plus(linear, count * fall, 0.0);
+        if (weight != 0.0) add_to(dot, weight * fall);
+        add_to(linear, count * fall);
     }
 
     DS_DEVICE void take(const source& from, const axes& inner, i64 batch, const elements& x, compute m) {
@@ -47,7 +43,7 @@ struct strand_of_loss {
                 sum.add_term(i, is_there ? sub(x.at[i], zero) : compute(0));
                 count += is_there;
             }
-            plus(linear, sum.total());
+            add_to(linear, sum.total());
         }
         if (!terms.is_soft()) return;
         const char* place[BATCH];
@@ -64,8 +60,8 @@ struct strand_of_loss {
             of_mass.add_term(i, t[i]);
             of_dot.add_term(i, t[i] == compute(0) ? compute(0) : mul(t[i], sub(x.at[i], zero)));
         }
-        plus(mass, of_mass.total());
-        plus(dot, of_dot.total());
+        add_to(mass, of_mass.total());
+        add_to(dot, of_dot.total());
     }
 };
 

@@ -43,6 +43,28 @@ DS_DEVICE row_sums joined(const row_sums& a, const row_sums& b) {
     return {p, a.s.moved(zero_for(a.p.m) - k, a.count) + b.s.moved(zero_for(b.p.m) - k, b.count), a.count + b.count};
 }
 
+DS_DEVICE row_sums from_lane(const row_sums& a, int distance) {
+    return {from_lane(a.p, distance), {from_lane(a.s.mass, distance), from_lane(a.s.dot, distance), from_lane(a.s.linear, distance)}, from_lane(a.count, distance)};
+}
+struct joining {
+    DS_DEVICE row_sums operator()(const row_sums& a, const row_sums& b) const { return joined(a, b); }
+};
+
+// Sums of parts wait in memory, seven numbers each.
+constexpr int SUMS = 7;
+DS_DEVICE void store_sums(f64* sums, i64 index, const row_sums& of) {
+    f64* const at = sums + SUMS * index;
+    const f64 numbers[SUMS] = {of.p.m, of.p.rest.high, of.p.rest.low, of.s.mass, of.s.dot, of.s.linear, of.count};
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) store_aligned(at + k, numbers[k]);
+}
+DS_DEVICE row_sums load_sums(const f64* sums, i64 index) {
+    f64 numbers[SUMS];
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) numbers[k] = load_aligned<f64>(sums + SUMS * index + k);
+    return {{numbers[0], {numbers[1], numbers[2]}}, {numbers[3], numbers[4], numbers[5]}, numbers[6]};
+}
+
 // A row's loss, and whether it counts.
 struct finished { f64 loss; bool counts; };
 

@@ -12,7 +12,7 @@ from cuda_loss_cases import CALLS, MUTATIONS, SMOOTHED, Call, gradient, labels, 
 from cuda_mistakes import WRONG
 from moving import LOSSES, Moving
 
-from dualsoft.backends import cuda, nvrtc
+from dualsoft.backends import cuda, cuda_columns, cuda_losses, cuda_rows, nvrtc
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -81,6 +81,48 @@ def test_each_sector_is_moved_once(name: str) -> None:
     losses = rows * call.x.dtype.itemsize // SECTOR if size < 16 and not written else 0
     stores = sum(row.units for row in found if row.operation == "store")
     assert written * sectors <= stores <= written * sectors + losses
+
+
+# ------------------------------------------------------------------ bits
+def fewer_blocks(patch: pytest.MonkeyPatch) -> None:
+    for module in (cuda_rows, cuda_columns):
+        patch.setattr(module, "MOST_BLOCKS", 2)
+
+
+def nothing_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cuda_columns.Tiles, "keeping", lambda tiles, limit, operands=1: tiles)
+
+
+def a_block_a_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cuda_losses, "_ENOUGH_BLOCKS", 1)
+
+
+FAR = LONG + np.float32(1e4)
+WAYS = {
+    "rows": (loss(ROWS[:, :40], labels(ROWS[:, :40])), fewer_blocks),
+    "parts": (loss(LONG, labels(LONG), **SMOOTHED), fewer_blocks),
+    "columns": (loss(HALVES, labels(HALVES, 0), 0, **SMOOTHED), fewer_blocks),
+    "gradients of columns": (gradient(HALVES, labels(HALVES, 0), 0, **SMOOTHED), fewer_blocks),
+    "columns that are not kept": (Call("softmax_backward", HALVES, beside(HALVES), 0), nothing_kept),
+    "a long row": (gradient(LONG, labels(LONG), **SMOOTHED), a_block_a_row),
+    "a long row, refined": (gradient(FAR, labels(FAR))._replace(rounds_lse=True), a_block_a_row),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_how_the_work_is_shared_out_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, patch = WAYS[name]
+    want = call.make(Placed(NAME))
+    patch(monkeypatch)
+    assert call.make(Placed(NAME)).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["loss, long soft", "loss, columns", "softmax, columns", "gradient, images"])
+def test_the_order_of_threads_changes_no_bit(name: str) -> None:
+    want = CALLS[name].make(Placed(NAME)).tobytes()
+    for way in ({"schedule": "descending"}, {"schedule": "random", "seed": 1, "preempt": True}):
+        with emulator.settings(**way):
+            assert CALLS[name].make(Placed(NAME)).tobytes() == want, way
 
 
 # ------------------------------------------------------------------ planted mistakes

@@ -41,6 +41,12 @@ _SHORT = Shape(32, 8)
 """How rows of up to 256 elements are shared out; others go by segments."""
 _STORED = (F16, BF16, F32, F64)
 """Elements of other types are told by codes, as columns are."""
+_MOST_PARTS = 1024
+"""Of a row: blocks that share it."""
+_ENOUGH_BLOCKS = 512
+"""Blocks that fill any card: with fewer rows, long ones have several blocks each where that changes no bit."""
+_SUMS = 7
+"""float64 numbers of a part: ``SUMS`` of ``cuda/loss_terms.cuh``."""
 _ENTRY = 3
 """float64 numbers of an entry of a total: see ``cuda/totals.cuh``."""
 _TOTALLED = 4096
@@ -72,6 +78,7 @@ _QUESTION = np.dtype(
 """``question`` of ``cuda/gradient_terms.cuh``."""
 
 _TOTAL = Variant("totals.cu", "total_of_entries", ())
+_JOIN = Variant("loss_join.cu", "join_losses", ())
 
 
 def _shape(n: int, x_code: int, out_code: int) -> Shape:
@@ -94,6 +101,7 @@ def _column_variant(kernel: str, x_code: int, out_code: int) -> Variant:
 def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need, results of the same dtype."""
     yield _TOTAL
+    yield _JOIN
     for code in dict.fromkeys(map(state_code, codes)):
         yield _column_variant("loss_columns", code, code)
         yield _column_variant("gradient_columns", code, code)
@@ -113,21 +121,45 @@ def cross_entropy(problem: CrossEntropyProblem, device: Device) -> Iterator[Laun
     strides = strides_of(x, each, None, None, labels, lse)
     at = layout_of(x.shape, axes, strides)
     entries = device.scratch((at.rows, _ENTRY)) if each is None else None
-    results = (each, lse, entries, _terms_of(targets, at.n))
+    results, terms = (each, lse, entries), np.zeros((), _TERMS)
+    terms[()] = (*_terms_of(targets, at.n), targets.labels_code)
     if x_code in _STORED and is_contiguous(at, 0, x):
         shape = _shape(at.n, x_code, out_code)
+        parts, length = _parts(at.n, shape, _MOST_PARTS)
+        sums = device.scratch((at.rows * parts, _SUMS)) if parts > 1 else None
         is_alike = targets.labels_code == x_code and is_contiguous(at, _WEIGHT, labels)
-        operands = (x, labels, np.int32(is_alike), *results, at.struct)
-        yield launch_of(_loss_variant(shape, x_code, out_code), shape, at.rows, operands)
+        sharing = (sums, np.int64(parts), np.int64(length), terms, at.struct)
+        operands = (x, labels, np.int32(is_alike), *results, *sharing)
+        yield launch_of(_loss_variant(shape, x_code, out_code), shape, at.rows * parts, operands)
+        if sums is not None:
+            joining = (
+                x,
+                np.int32(x_code),
+                labels,
+                *results,
+                np.int32(out_code),
+                sums,
+                np.int64(parts),
+                terms,
+                at.struct,
+            )
+            yield launch_of(_JOIN, Shape(32, 1), at.rows, joining)
     else:
         plan = plan_of(x.shape, axes, strides, (x.dtype.itemsize, out.dtype.itemsize))
         tiles = whole_columns(plan, x, out.dtype.itemsize)
         if lse is not None and at.n <= OFTEN_TWICE:
             tiles = tiles.keeping(device.dynamic_limit)
         reading = (x, np.int32(x_code), np.int32(_is_aligned(x)), labels, np.int32(_is_aligned(labels)))
-        yield tiles.launch(_column_variant("loss_columns", x_code, out_code), *reading, *results)
+        yield tiles.launch(_column_variant("loss_columns", x_code, out_code), *reading, *results, terms)
     if entries is not None:
         yield from _total(entries, at.rows, out, out_code, targets.reduction == "mean", device)
+
+
+def _parts(n: int, shape: Shape, most: int) -> tuple[int, int]:
+    """Return into how many parts a row goes, ``most`` at the most, and of how many segments each."""
+    segments = max(1, -(-n // shape.length))
+    length = -(-segments // most)
+    return -(-segments // length), length
 
 
 def _is_aligned(array: Array | None) -> bool:
@@ -158,17 +190,20 @@ def _on_device(targets: Targets, device: Device) -> Array:
     return targets.labels if is_cupy(targets.labels) else device.cp.asarray(targets.labels)
 
 
-def _weights(targets: Targets, n: int) -> tuple[float, float, float]:
-    """Return the share of the label, that of each class, and the factor of lse²."""
-    smoothing = targets.smoothing
-    return 1 - smoothing, smoothing / max(n, 1), targets.z_loss
+class _Terms(NamedTuple):
+    """Shares of the label and of each class, the factor of lse², the index of rows that do not count, if any."""
+
+    hard: float = 1.0
+    uniform: float = 0.0
+    z_loss: float = 0.0
+    ignored: int = 0
+    ignores: bool = False
 
 
-def _terms_of(targets: Targets, n: int) -> np.ndarray[Any, Any]:
-    terms = np.zeros((), _TERMS)
+def _terms_of(targets: Targets, n: int) -> _Terms:
     ignored = None if targets.labels_code >= 0 else targets.ignored
-    terms[()] = (*_weights(targets, n), ignored or 0, ignored is not None, targets.labels_code)
-    return terms
+    smoothing = targets.smoothing
+    return _Terms(1 - smoothing, smoothing / max(n, 1), targets.z_loss, ignored or 0, ignored is not None)
 
 
 def cross_entropy_gradient(problem: CrossEntropyGradientProblem, device: Device) -> Iterator[Launch]:
@@ -221,7 +256,7 @@ def _gradients(
     grad: float | Array,
     device: Device,
     labels: Array | None = None,
-    terms: np.ndarray[Any, Any] | None = None,
+    terms: _Terms | None = None,
 ) -> Launch:
     x, out, x_code, out_code = problem.x, problem.out, problem.x_code, problem.out_code
     where, lse = getattr(problem, "where", None), getattr(problem, "lse", None)
@@ -230,21 +265,20 @@ def _gradients(
     grads, each = (None, grad) if isinstance(grad, float) else (_along(x, grad), math.nan)
     strides = strides_of(x, out, where, factors, beside.array, labels, m, rest, grads)
     at = layout_of(x.shape, problem.axes, strides)
-    question = np.zeros((), _QUESTION)
-    if terms is not None:
-        for name in ("hard", "uniform", "z_loss", "ignored", "ignores"):
-            question[name] = terms[name]
-    question["factor"], question["grad"], question["roundoff"], question["of"] = factor, each, roundoff, of
-    question["x_code"], question["y_code"] = x_code, out_code
-    question["beside_code"] = -1 if beside.array is None else beside.code
     rows: tuple[Any, ...] = (labels, m, rest, grads, out)
+    is_alike = beside.array is not None and beside.code == x_code and is_contiguous(at, _WEIGHT, beside.array)
+    hard, uniform, z_loss, ignored, ignores = terms or _Terms()
+    numbers = (factor, each, hard, uniform, z_loss, roundoff, ignored, of, ignores)
+    question = np.zeros((), _QUESTION)
+    question[()] = (*numbers, x_code, out_code, -1 if beside.array is None else beside.code, is_alike)
     is_direct = where is None and is_contiguous(at, 0, x) and is_contiguous(at, 1, out)
     if is_direct and x_code in _STORED:
-        is_same = beside.array is not None and beside.code == x_code
-        question["is_alike"] = is_same and is_contiguous(at, _WEIGHT, beside.array)
         shape = _shape(at.n, x_code, out_code)
-        arguments = (x, factors, beside.array, *rows, question, at.struct, at.more)
-        return launch_of(_gradient_variant(shape, x_code, out_code), shape, at.rows, arguments)
+        needs_sum = beside.array is not None and of != _OF_LOGSUMEXP
+        is_whole = needs_sum or any(a is not None and a.data.ptr == out.data.ptr for a in (x, beside.array))
+        parts, length = _parts(at.n, shape, 1 if is_whole else -(-_ENOUGH_BLOCKS // max(at.rows, 1)))
+        arguments = (x, factors, beside.array, *rows, np.int64(parts), np.int64(length), question, at.struct, at.more)
+        return launch_of(_gradient_variant(shape, x_code, out_code), shape, at.rows * parts, arguments)
     tiles = _gradient_tiles(problem, strides, of, beside.array is not None, device)
     aligned = _is_aligned(x) | _is_aligned(out) << 1 | _is_aligned(beside.array) << 2
     operands = (x, where, factors, beside.array, *rows, np.int32(aligned), question)
