@@ -26,6 +26,8 @@ WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 """Warps that a multiprocessor holds, of 64 Ki registers."""
 REGISTERS = 65536
 INSTRUCTION_BYTES = 16
+FEW_INSTRUCTIONS = 20000
+"""nvdisasm reads them in the time that it takes to start."""
 ACCESSES = ("LDG", "STG", "LDS", "STS", "LDGSTS", "LD", "ST")
 WIDTHS = ("U8", "S8", "U16", "S16", "64", "128", "256")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -193,7 +195,7 @@ def disassemble(codes: Sequence[bytes], architecture: int) -> list[tuple[str, ..
     """
     words = [[code[at : at + INSTRUCTION_BYTES] for at in range(0, len(code), INSTRUCTION_BYTES)] for code in codes]
     different = list(dict.fromkeys(chain.from_iterable(words)))
-    step = max(1, -(-len(different) // CORES))
+    step = max(FEW_INSTRUCTIONS, -(-len(different) // CORES))
     batches = [different[first : first + step] for first in range(0, len(different), step)]
     listed = in_parallel(lambda batch: operations_of(batch, architecture), batches)
     names = dict(zip(different, chain.from_iterable(listed), strict=True))

@@ -111,11 +111,14 @@ def none_of(complaints: Iterable[str]) -> None:
     assert not lines, f"{len(lines)} variants:\n" + "\n".join(lines)
 
 
-def read(text: str, architecture: int = 90, kernel: str = "planted") -> Code:
-    """The machine code of a text with one kernel."""
-    variant = Variant("planted.cu", kernel, ())
-    compiled = cubin.nvrtc().compile(text, cubin.options_of(variant, architecture), variant.source)
-    return cubin.read([variant], [compiled], architecture)[0]
+PLANTED = Variant("planted.cu", "planted", ())
+
+
+def read(*texts: str, architecture: int = 90) -> list[Code]:
+    """The machine code of texts with one kernel each."""
+    options = cubin.options_of(PLANTED, architecture)
+    compiled = [cubin.nvrtc().compile(text, options, PLANTED.source) for text in texts]
+    return cubin.read([PLANTED] * len(texts), compiled, architecture)
 
 
 # ---------------------------------------------------------------- what every variant must keep
@@ -323,24 +326,21 @@ WIDE = HEAD + "(float4* x, short* y) { x[0] = x[1]; y[0] = y[1]; }"
 @pytest.mark.parametrize("architecture", CHOSEN)
 def test_planted(architecture: int) -> None:
     need(architecture)
-    spilling = read(SPILLING, architecture)
+    spilling, dividing, wide, generic = read(SPILLING, DIVIDING, WIDE, GENERIC, architecture=architecture)
     assert spilling.spilled >= 4 * 99
     assert spilling.counts["LDL"]
     assert spilling.threads == 1024
-    dividing = read(DIVIDING, architecture)
     assert dividing.counts["CALL"]
     assert any("div_rn_f64" in name for name in dividing.subroutines)
-    wide = read(WIDE, architecture)
     assert (wide.counts["LDG.128"], wide.counts["STG.128"], wide.spilled, wide.counts["CALL"]) == (1, 1, 0, 0)
     assert wide.counts["LDG"] == wide.counts["LDG.128"] + wide.counts["LDG.U16"]
-    generic = read(GENERIC, architecture)
     assert generic.counts["LD"] + generic.counts["ST"]
 
 
 def test_only_what_is_meant_is_fused() -> None:
     need()
     assert OPTIONS == ("--std=c++17", "--fmad=false")
-    fusable, fused = read(FUSABLE), read(FUSED)
+    fusable, fused = read(FUSABLE, FUSED)
     assert (fusable.counts["FFMA"], fusable.counts["DFMA"]) == (0, 0)
     assert (fused.counts["FFMA"], fused.counts["DFMA"]) == (1, 1)
 
@@ -362,11 +362,10 @@ def test_complaints_name_the_line(text: str, words: str) -> None:
 def test_what_is_read_is_what_nvdisasm_says(tmp_path: Path) -> None:
     """Each instruction is read once, wherever it stands; kernel by kernel, as files, they come out the same."""
     need()
-    variant = Variant("planted.cu", "planted", ())
     texts = [DIVIDING, FUSED, SPILLING]
     for number in (min(CHOSEN), max(CHOSEN)):
-        compiled = [cubin.nvrtc().compile(text, cubin.options_of(variant, number)) for text in texts]
-        for code, data in zip(cubin.read([variant] * 3, compiled, number), compiled, strict=True):
+        compiled = [cubin.nvrtc().compile(text, cubin.options_of(PLANTED, number)) for text in texts]
+        for code, data in zip(cubin.read([PLANTED] * 3, compiled, number), compiled, strict=True):
             path = tmp_path / "planted.cubin"
             path.write_bytes(data)
             lines = cubin.LINE.findall(cubin.run("nvdisasm", "-c", str(path)))
