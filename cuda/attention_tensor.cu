@@ -1,28 +1,30 @@
 // attention_tensor.cu - attention of half types on tensor cores: out_i = sum_j exp(s_ij - lse_i) v_j, all options; or the state of some keys.
 //
 // Both products take halves and sum in float32 (T. Dao, FlashAttention-2, arXiv 2307.08691); weights p = 2^(c s - c m), c = scale log2 e, are rounded
-// to the type of the values for the second one. A block has 64 rows, a warp 16 of them. Keys and values lie in one tile each, filled while the other
+// to the type of the values for the second one. A block has 64 rows, a warp 16 or 32 of them. Keys and values lie in one tile each, filled while the other
 // one is multiplied. Rows that special values concern are left to the exact kernel: those with a score or a sum that is not finite, and those that see
 // a value that is not. Which they are follows from what a row sees, and from nothing else.
 #include "attention_tensor_options.cuh"
 
 namespace ds {
 
-// What a thread has of rows g and g + 8 of its warp: raw maxima, its own part of d as a sum and what that lost, outputs.
+// What a thread has of rows g, g + 8, ... of its warp: raw maxima, its own part of d as a sum and what that lost, outputs.
 struct running {
-    f32 m[2], d[2], d_lost[2];
-    f32 o[DIM / 8][4];
+    f32 m[HALVES], d[HALVES], d_lost[HALVES];
+    f32 o[SETS][DIM / 8][4];
 };
 DS_DEVICE void clear(running& r) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         r.m[h] = f32(-infinity());
         r.d[h] = r.d_lost[h] = 0.0f;
     }
 #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n)
+    for (int m = 0; m < SETS; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r.o[n][i] = 0.0f;
+        for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) r.o[m][n][i] = 0.0f;
 }
 
 // ------------------------------------------------------------------ the online softmax
@@ -34,13 +36,14 @@ DS_DEVICE void add_kept(f32& sum, f32& lost, f32 term) {
 }
 
 // One step of the online softmax: the scores become weights; m, d and o move on.
-DS_DEVICE void weigh(f32 c, f32 (&s)[KEYS / 8][4], running& r) {
-    f32 alpha[2];
+DS_DEVICE void weigh(f32 c, tile_scores& s, tile_weights& p, running& r) {
+    f32 alpha[HALVES];
+    bool is_risen = false;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         f32 largest = r.m[h];
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) largest = larger(largest, larger(s[n][2 * h], s[n][2 * h + 1]));
+        for (int n = 0; n < KEYS / 8; ++n) largest = larger(largest, larger(s[h / 2][n][h % 2 * 2], s[h / 2][n][h % 2 * 2 + 1]));
         largest = larger(largest, from_lane(largest, 1));
         largest = larger(largest, from_lane(largest, 2));
         const f32 shift = largest == f32(-infinity()) ? 0.0f : mul(largest, c);
@@ -50,34 +53,45 @@ DS_DEVICE void weigh(f32 c, f32 (&s)[KEYS / 8][4], running& r) {
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                s[n][i] = exp2_approximate(fused(s[n][i], c, -shift));
-                sum = add(sum, s[n][i]);
+            for (int i = 0; i < 2; ++i) {
+                f32& weight = s[h / 2][n][h % 2 * 2 + i];
+                weight = exp2_approximate(fused(weight, c, -shift));
+                sum = add(sum, weight);
             }
         r.d[h] = mul(r.d[h], alpha[h]);
         r.d_lost[h] = mul(r.d_lost[h], alpha[h]);
         add_kept(r.d[h], r.d_lost[h], sum);
+        is_risen |= alpha[h] != 1.0f;
     }
-    if (!__any_sync(ALL_LANES, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
+    // rounded at once: they wait for their values in half as many registers
 #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n)
+    for (int m = 0; m < SETS; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r.o[n][i] = mul(r.o[n][i], alpha[i / 2]);
+        for (int k = 0; k < KEYS / 16; ++k)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) p[m][k][i] = tensor<x_type>::pair(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1]);
+    if (!__any_sync(ALL_LANES, is_risen)) return;
+#pragma unroll
+    for (int m = 0; m < SETS; ++m)
+#pragma unroll
+        for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) r.o[m][n][i] = mul(r.o[m][n][i], alpha[2 * m + i / 2]);
 }
 
-DS_DEVICE void add_values(const block_memory& memory, const f32 (&p)[KEYS / 8][4], running& r) {
+DS_DEVICE void add_values(const block_memory& memory, const tile_weights& p, running& r) {
     const u32 values = memory.values.lane_of_rows();
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
-        const f32 (&x)[4] = p[2 * k], (&y)[4] = p[2 * k + 1];
-        const u32 a[4] = {tensor<x_type>::pair(x[0], x[1]), tensor<x_type>::pair(x[2], x[3]), tensor<x_type>::pair(y[0], y[1]),
-                          tensor<x_type>::pair(y[2], y[3])};
 #pragma unroll
         for (int n = 0; n < DIM / 16; ++n) {
             u32 b[4];
             tile<DIM>::right_by_rows(b, values, k * 16, n * 16);
-            tensor<x_type>::multiply(r.o[2 * n], a, b[0], b[1]);
-            tensor<x_type>::multiply(r.o[2 * n + 1], a, b[2], b[3]);
+#pragma unroll
+            for (int m = 0; m < SETS; ++m) {
+                tensor<x_type>::multiply(r.o[m][2 * n], p[m][k], b[0], b[1]);
+                tensor<x_type>::multiply(r.o[m][2 * n + 1], p[m][k], b[2], b[3]);
+            }
         }
     }
 }
@@ -102,12 +116,13 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         copies_have_arrived();
         __syncthreads();                // the keys are there, and the values before are no longer needed
         fetch(memory.sources[1], j0, memory.values);
-        f32 s[KEYS / 8][4];
+        tile_weights p;
         if (is_seen) {
+            tile_scores s;
             multiply(memory, q, s);
             settle(memory, s);
             if (j0 < memory.lo[last] || j0 + KEYS > memory.hi[first]) hide(memory, j0, s);
-            weigh(memory.rules->c, s, r);
+            weigh(memory.rules->c, s, p, r);
         }
         copies_have_arrived();
         if (is_clean) {
@@ -121,7 +136,7 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         }
         j0 = next_tile(t, memory, j0 + KEYS, stop);
         if (j0 < stop) fetch(memory.sources[0], j0, memory.keys);
-        if (is_seen) add_values(memory, s, r);
+        if (is_seen) add_values(memory, p, r);
     }
 }
 
@@ -136,17 +151,17 @@ DS_DEVICE f64 whole_d(const running& r, int h) {
 DS_DEVICE bool are_outputs_odd(const running& r, int h) {
     bool odd = false;
 #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n) odd |= !is_finite(r.o[n][2 * h]) || !is_finite(r.o[n][2 * h + 1]);
+    for (int n = 0; n < DIM / 8; ++n) odd |= !is_finite(r.o[h / 2][n][h % 2 * 2]) || !is_finite(r.o[h / 2][n][h % 2 * 2 + 1]);
     i32 any = odd;
     any |= from_lane(any, 1);
     return (any | from_lane(any, 2)) != 0;
 }
 
 // The pairs of the rows, and which rows are odd beside those that already are.
-DS_DEVICE void settle_pairs(const block_memory& memory, const running& r, bool is_bad, const bool (&are_odd)[2]) {
+DS_DEVICE void settle_pairs(const block_memory& memory, const running& r, bool is_bad, const bool (&are_odd)[HALVES]) {
     const score_rules rules = *memory.rules;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         const int row = row_of_thread(h);
         const f64 d = whole_d(r, h);
         const f32 shift = mul(r.m[h], rules.c);
@@ -157,7 +172,7 @@ DS_DEVICE void settle_pairs(const block_memory& memory, const running& r, bool i
         if (threadIdx.x % 4 != 0) continue;
         memory.m[row] = is_small ? widen(shift) * LN_2 : -infinity();
         memory.d[row] = d;
-        if (is_odd) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
+        if (is_odd) mark_odd(memory, row);
     }
     __syncthreads();
 }
@@ -176,12 +191,12 @@ DS_DEVICE void finish_rows(const attention_task& t, const work_item& w, const bl
 // Outputs wait in shared memory until they are stored, 16 bytes at a time.
 DS_DEVICE void stage(const block_memory& memory, i64 rows, const running& r) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         const int row = row_of_thread(h);
         const f32 factor = row < rows ? memory.factors[row] : 0.0f;
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n)
-            memory.outputs.at(row, n)->at[threadIdx.x % 4] = tensor<x_type>::pair(mul(r.o[n][2 * h], factor), mul(r.o[n][2 * h + 1], factor));
+            memory.outputs.at(row, n)->at[threadIdx.x % 4] = tensor<x_type>::pair(mul(r.o[h / 2][n][h % 2 * 2], factor), mul(r.o[h / 2][n][h % 2 * 2 + 1], factor));
     }
     __syncwarp();
 }
@@ -189,8 +204,8 @@ DS_DEVICE void store_rows(const attention_task& t, const work_item& w, const blo
     typedef chunk<x_type, ELEMENTS_A_PIECE> elements;
     const placed& out = t.at[AT_OUT];
     char* const base = w.of.base(t, AT_OUT);
-    const int lane = int(threadIdx.x) % 32, p = lane % PIECES;
-    for (int row = warp_row() + lane / PIECES; row < warp_row() + WARP_ROWS; row += 32 / PIECES) {
+    const int p = int(threadIdx.x % PIECES);
+    for (int row = warp_row() + int(threadIdx.x % 32 / PIECES); row < warp_row() + WARP_ROWS; row += 32 / PIECES) {
         if (w.first + row >= w.last || p * ELEMENTS_A_PIECE >= t.dim_v) continue;
         char* const to = base + offset_of_row(out, place_of_row(t, w.head, w.first + row)) + p * ELEMENTS_A_PIECE * out.item;
         const elements x = *(const elements*)memory.outputs.at(row, p);
@@ -207,14 +222,14 @@ DS_DEVICE void store_rows(const attention_task& t, const work_item& w, const blo
 DS_DEVICE void store_sums(const attention_task& t, const work_item& w, const running& r) {
     char* const base = w.of.base(t, AT_OUT);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         const i64 row = w.first + row_of_thread(h);
         if (row >= w.last) continue;
         char* const to = base + offset_of_row(t.at[AT_OUT], place_of_row(t, w.head, row));
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n) {
-            const int column = n * 8 + int(threadIdx.x) % 4 * 2;
-            const chunk<f32, 2> x = {{r.o[n][2 * h], r.o[n][2 * h + 1]}};
+            const int column = n * 8 + int(threadIdx.x % 4) * 2;
+            const chunk<f32, 2> x = {{r.o[h / 2][n][h % 2 * 2], r.o[h / 2][n][h % 2 * 2 + 1]}};
             if (column < t.dim_v) store_aligned(to + column * i64(sizeof(f32)), x);
         }
     }
@@ -244,12 +259,12 @@ DS_DEVICE void prepare(const attention_task& t, const work_item& w, const block_
 DS_DEVICE u64 attend(const attention_task& t, const work_item& w, const block_memory& memory) {
     prepare(t, w, memory);
     running r;
-    bool are_odd[2];
+    bool are_odd[HALVES];
 #pragma unroll 1
     for (bool is_clean = false;; is_clean = true) {
         add_keys(t, w, memory, is_clean, r);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) are_odd[h] = are_outputs_odd(r, h);
+        for (int h = 0; h < HALVES; ++h) are_odd[h] = are_outputs_odd(r, h);
         if (!__syncthreads_or(are_odd[0] || are_odd[1]) || is_clean) break;
     }
     settle_pairs(memory, r, w.of.is_bad, are_odd);
@@ -274,7 +289,7 @@ DS_DEVICE i64 in_sections(const attention_task& t, i64 index) {
 }  // namespace ds
 
 // A block for each piece of work: they have to fit a grid.
-extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::DIM <= 64 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::SETS == 2 ? 4 : 2)
     attention_tensor(const __grid_constant__ ds::attention_task t, unsigned long long* odd) {
     using namespace ds;
     DS_DYNAMIC_SHARED(tiles);

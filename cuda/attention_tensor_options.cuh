@@ -34,40 +34,46 @@ DS_DEVICE f32 tanh_by_exp2(f32 x) {
     return x < 0.0f ? -y : y;
 }
 
-// A thread's two neighbours of row half h, in the tile of addends.
+// A thread's two neighbours of its row h, in the tile of addends.
 typedef chunk<f32, 2> two;
-DS_DEVICE two* addends_of(const block_memory& memory, int n, int h) { return memory.addends + ((n * 2 + h) * THREADS + int(threadIdx.x)); }
+DS_DEVICE two* addends_of(const block_memory& memory, int n, int h) { return memory.addends + ((n * HALVES + h) * THREADS + int(threadIdx.x)); }
 // That of any row and key of a tile.
 DS_DEVICE f32 addend_at(const block_memory& memory, int row, int key) {
     const int h = row % WARP_ROWS / 8, thread = row / WARP_ROWS * 32 + row % 8 * 4 + key % 8 / 2;
-    return memory.addends[(key / 8 * 2 + h) * THREADS + thread].at[key % 2];
+    return memory.addends[(key / 8 * HALVES + h) * THREADS + thread].at[key % 2];
 }
 
 // Makes natural units of the products and applies what there is.
-DS_DEVICE void settle(const block_memory& memory, f32 (&s)[KEYS / 8][4]) {
+DS_DEVICE void settle(const block_memory& memory, tile_scores& s) {
     const score_rules& rules = *memory.rules;
     if (!rules.is_natural) return;
     const f32 factor = rules.factor, cap = rules.cap;
     if (cap != 0.0f) {
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
+        for (int m = 0; m < SETS; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) s[n][i] = mul(tanh_by_exp2(mul(s[n][i], factor)), cap);
+            for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) s[m][n][i] = mul(tanh_by_exp2(mul(s[m][n][i], factor)), cap);
     } else {
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
+        for (int m = 0; m < SETS; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) s[n][i] = not_below(mul(s[n][i], factor));
+            for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) s[m][n][i] = not_below(mul(s[m][n][i], factor));
     }
     if (!rules.has_addends) return;
 #pragma unroll
     for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < HALVES; ++h) {
             const two x = *addends_of(memory, n, h);
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                s[n][2 * h + i] = x.at[i] == f32(-infinity()) ? x.at[i] : not_below(add(s[n][2 * h + i], x.at[i]));
+            for (int i = 0; i < 2; ++i) {
+                f32& score = s[h / 2][n][h % 2 * 2 + i];
+                score = x.at[i] == f32(-infinity()) ? x.at[i] : not_below(add(score, x.at[i]));
+            }
         }
 }
 
@@ -80,7 +86,7 @@ struct tile_row {
     i64 j0;
     int lo, hi, h;
 
-    DS_DEVICE static int key(int n, int i) { return n * 8 + int(threadIdx.x) % 4 * 2 + i; }
+    DS_DEVICE static int key(int n, int i) { return n * 8 + int(threadIdx.x % 4) * 2 + i; }
     // A key of the tile that may be read: the nearest one that the row sees.
     DS_DEVICE i64 readable(int n, int i) const {
         const int k = key(n, i);
@@ -164,7 +170,7 @@ DS_DEVICE void gather_row(const attention_task& t, const block_memory& memory, c
 // Of keys that a row does not see by its position addends may be anything.
 DS_DEVICE void gather(const attention_task& t, const block_memory& memory, i64 j0) {
 #pragma unroll 1
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         const int row = row_of_thread(h);
         gather_row(t, memory, {memory.options[row], j0, int(most(memory.lo[row] - j0, 0)), int(least(memory.hi[row] - j0, KEYS)), h});
     }
@@ -179,7 +185,7 @@ DS_DEVICE void note_rows(const block_memory& memory, i64 j0, const u32* special)
     for (int k = int(most(memory.lo[row] - j0, 0)), end = int(least(memory.hi[row] - j0, KEYS)); k < end; ++k)
         if ((special[k / 32] >> k % 32 & 1) != 0)
             found |= !memory.rules->has_addends || addend_at(memory, row, k) != f32(-infinity());
-    if (found) atomicOr(&memory.is_odd[row / 32], 1u << row % 32);
+    if (found) mark_odd(memory, row);
 }
 
 // The first tile from j0 on of which some row sees a block, or `stop`. All threads of the block ask.

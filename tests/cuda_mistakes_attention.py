@@ -104,7 +104,7 @@ MUTATIONS = {
     "pieces are moved on instead of exchanged": Mutation(
         "(first ^ u32(2 * column))", "(first + u32(2 * column))", ("full",), (WRONG, *OUTSIDE)
     ),
-    "a lane reads the pieces of another place": Mutation("lane() / 8 % 2));", "lane() / 16));", ("full",)),
+    "a lane reads the pieces of another place": Mutation("int(lane() / 8 % 2)", "int(lane() / 16)", ("full",)),
     "values are not transposed": Mutation("load_transposed(b, moved(", "load_matrices(b, moved(", ("full",)),
     "edges are not hidden": Mutation("|| j0 + KEYS > memory.hi[first]) hide", "|| false) hide", ("full", "causal")),
     "the edge of a window is not hidden": Mutation("if (j0 < memory.lo[last] ||", "if (", ("window",)),
@@ -126,7 +126,7 @@ MUTATIONS = {
     "rows that see special values keep what they have": Mutation(
         "            note_rows(memory, j0, memory.special[turn]);\n", "", ("special",)
     ),
-    "rows are not marked": Mutation("if (is_odd) atomicOr(", "if (false) atomicOr(", ("special in scores",)),
+    "rows are not marked": Mutation("if (is_odd) mark_odd(", "if (false) mark_odd(", ("special in scores",)),
     "tanh near 0 everywhere": Mutation("a < 0.625f ? near : far", "near", ("capped",)),
     "tanh of a sum that overflowed": Mutation(
         "fused(a, 0.0f, a < 0.625f", "fused(0.0f, 0.0f, a < 0.625f", ("capped overflow",)

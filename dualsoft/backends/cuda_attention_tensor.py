@@ -16,7 +16,6 @@ from dualsoft.dtypes import BF16, F16
 
 ROWS = 64
 """Rows of a block, here as in the exact kernel for float32."""
-_BLOCK = 128
 _TYPES = {F16: "f16", BF16: "bf16"}
 _OLDEST = {F16: 75, BF16: 80}
 _DIMS = (64, 128, 256)
@@ -30,7 +29,14 @@ _ROW_OPTIONS = 40
 
 def _keys(dim: int, architecture: int) -> int:
     """Return the keys of a tile: as many as registers and shared memory leave room for."""
-    return 64 if dim <= 128 else 32 if architecture >= 80 else 16
+    if dim > 128:
+        return 32 if architecture >= 80 else 16
+    return 32 if dim <= 64 and architecture >= 100 else 64
+
+
+def _threads(dim: int) -> int:
+    """Return the threads of a block: with small head dims a warp has 32 rows, which share what it reads, else 16."""
+    return 64 if dim <= 64 else 128
 
 
 def _shared(dim: int, architecture: int, has_addends: bool) -> int:
@@ -80,4 +86,4 @@ def launch(p: AttentionProblem, task: np.ndarray[Any, Any], blocks: int, device:
     dim = next(n for n in _DIMS if n >= max(p.q.shape[-1], p.v.shape[-1]))
     has_addends = any(x is not None for x in (p.bias, p.mask, p.block_mask, p.slopes))
     shared = _shared(dim, device.architecture, has_addends)
-    return Launch(_variant(p.x_code, dim), min(blocks, MOST_BLOCKS), _BLOCK, (task, odd), shared), odd
+    return Launch(_variant(p.x_code, dim), min(blocks, MOST_BLOCKS), _threads(dim), (task, odd), shared), odd
