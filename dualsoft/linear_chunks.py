@@ -142,7 +142,8 @@ def _backward(
     of_hidden = xp.zeros(operands.hidden.shape, operands.compute)
     ones = xp.ones(BLOCK_ROWS, operands.compute)
     for classes, blocks in _blocks(operands):
-        of_weight = xp.zeros(problem.weight[classes].shape, operands.compute)
+        # Blocks of rows may be thousands: float32 would drift.
+        of_weight = xp.zeros(problem.weight[classes].shape, FLOAT64)
         of_bias = xp.zeros(len(of_weight), FLOAT64)
         for block in blocks:
             at, logits = block.rows, block.logits

@@ -120,6 +120,18 @@ def test_the_mean_of_logits_that_are_alike(backend: str, monkeypatch: pytest.Mon
     assert (np.abs(loss - want) <= ulps * accuracy.ulp(logits.max(), np.float32)).all()
 
 
+def test_gradients_of_many_rows_do_not_drift() -> None:
+    """4096 blocks of rows that are alike, so that each addition loses the same."""
+    rows = 2**16
+    hidden, weight = np.full((rows, 1), 1.3, np.float32), np.array([[-0.3], [0.9], [0.1]], np.float32)
+    exact = np.exp(weight[:, 0].astype(np.float64) * hidden[0, 0])
+    p, target = exact / exact.sum(), np.array([1, 0, 0])
+    _, lse = ds.linear_cross_entropy(hidden, weight, np.zeros(rows, int), return_lse=True)
+    grads = ds.linear_cross_entropy_backward(1.0, hidden, weight, np.zeros(rows, int), lse, reduction="sum")
+    want, size = (rows * hidden[0, 0] * each[:, None] for each in (p - target, p + target))
+    assert far_from("weight", grads.weight, want, limit("f32", 1, size, 1.3), np.float32) is None
+
+
 def test_rows_that_do_not_count_are_not_read(backend: str) -> None:
     data = Data("f32", 9, 4, 6)
     data.labels[:] = np.arange(9) % 6
