@@ -70,7 +70,6 @@ def _forward(operands: Operands, targets: Targets, run: Run) -> _Sums:
     xp = module_of(operands.hidden)
     rows = len(operands.hidden)
     sums = _Sums(xp.full((rows, 1), -np.inf), xp.full((rows, 1), -1.0), *(xp.zeros((rows, 1)) for _ in range(3)))
-    ones = xp.ones(BLOCK_CLASSES, operands.compute)
     for _, blocks in _blocks(operands):
         for block in blocks:
             at, logits = block.rows, block.logits
@@ -86,7 +85,8 @@ def _forward(operands: Operands, targets: Targets, run: Run) -> _Sums:
                 sums.mass[at] += labels.sum(1, dtype=FLOAT64, keepdims=True)
                 sums.dot[at] += xp.where(labels == 0, 0, labels * logits).sum(1, dtype=FLOAT64, keepdims=True)
             if targets.smoothing:
-                sums.linear[at] += (logits @ ones[: logits.shape[1]])[:, None]
+                # Not a product with ones: in float32 what two thousand equal logits lose adds up.
+                sums.linear[at] += logits.sum(1, dtype=FLOAT64, keepdims=True)
     if targets.labels_code < 0:
         sums.mass[...] = 1
     return sums
@@ -142,7 +142,8 @@ def _backward(
     of_hidden = xp.zeros(operands.hidden.shape, operands.compute)
     ones = xp.ones(BLOCK_ROWS, operands.compute)
     for classes, blocks in _blocks(operands):
-        of_weight = xp.zeros(problem.weight[classes].shape, operands.compute)
+        # Blocks of rows may be thousands: float32 would drift.
+        of_weight = xp.zeros(problem.weight[classes].shape, FLOAT64)
         of_bias = xp.zeros(len(of_weight), FLOAT64)
         for block in blocks:
             at, logits = block.rows, block.logits
