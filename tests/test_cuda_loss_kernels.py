@@ -112,17 +112,17 @@ WAYS = {
 @pytest.mark.parametrize("name", WAYS)
 def test_how_the_work_is_shared_out_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, patch = WAYS[name]
-    want = call.make(Placed(NAME))
+    want = call.make(Moving(NAME, LOSSES))
     patch(monkeypatch)
-    assert call.make(Placed(NAME)).tobytes() == want.tobytes()
+    assert call.make(Moving(NAME, LOSSES)).tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("name", ["loss, long soft", "loss, columns", "softmax, columns", "gradient, images"])
 def test_the_order_of_threads_changes_no_bit(name: str) -> None:
-    want = CALLS[name].make(Placed(NAME)).tobytes()
+    want = CALLS[name].make(Moving(NAME, LOSSES)).tobytes()
     for way in ({"schedule": "descending"}, {"schedule": "random", "seed": 1, "preempt": True}):
         with emulator.settings(**way):
-            assert CALLS[name].make(Placed(NAME)).tobytes() == want, way
+            assert CALLS[name].make(Moving(NAME, LOSSES)).tobytes() == want, way
 
 
 # ------------------------------------------------------------------ planted mistakes
