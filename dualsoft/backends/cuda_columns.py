@@ -33,6 +33,8 @@ _MOST_THREADS = {True: 256, False: 512}
 """Of a block, by whether accesses are of 16 bytes."""
 _MOST_MEETING = 32768
 """Bytes in which strands meet."""
+_MOST_ON_EVERY_CARD = 60 << 10
+"""Bytes of shared memory that a block may have on the oldest cards."""
 _SECTOR = 32
 _OFTEN_TWICE = 256
 """Up to this length logarithms are often small, and summed twice then: the columns are kept."""
@@ -170,6 +172,11 @@ class _Tiles(NamedTuple):
         steps = -(-min(_PART, self.plan.at.n) // self.plan.strands)
         return meeting + (steps * self.threads * self.width * self.size if self.kept else 0)
 
+    def on_every_card(self) -> "_Tiles":
+        """Return the tiles with as many lanes as fit on every card, in whole warps."""
+        most = _MOST_ON_EVERY_CARD // (self.shared // self.lanes)
+        return self if self.lanes <= most else self._replace(lanes=most // 32 * 32 or most)
+
     def keeping(self, limit: int) -> "_Tiles":
         """Return the tiles as wide as shared memory holds two of them, or one; as they are where it holds none."""
         least = max(1, _SECTOR // (self.size * self.width))
@@ -197,7 +204,8 @@ def _tiles(plan: _Plan, wide: bool, x: Array, out_code: int) -> _Tiles:
     width = 16 // size if wide else 1
     place = 16 if out_code in _HALVES and size < 8 else 32
     aligned = plan.alignment[0] > 0 and plan.alignment[0] % _SECTOR == 0 and x.data.ptr % _SECTOR == 0
-    return _Tiles(plan, _lanes(plan, width, size * width, width * place, aligned), width, place, size)
+    lanes = _lanes(plan, width, size * width, width * place, aligned)
+    return _Tiles(plan, lanes, width, place, size).on_every_card()
 
 
 def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Array | None = None) -> _Plan:
