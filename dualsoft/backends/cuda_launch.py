@@ -12,7 +12,7 @@ MOST_BLOCKS = 2**31 - 1
 """The most blocks of a grid in its first direction. Kernels go round where there is more to do."""
 
 NULL = np.uint64(0)
-"""A pointer to nothing, as an argument of a kernel. CuPy has no word for it: what it makes of None is not null."""
+"""A pointer to nothing, as an argument of a kernel: what CuPy 13 makes of None is not null."""
 
 
 class Launch(NamedTuple):

@@ -176,7 +176,7 @@ def pack(argument: Any, name: str) -> Packed:
     """
     if argument is None:
         # It gives the driver no address to read the argument from; kernels were seen to get 0xffffffff.
-        raise KernelFault(f"wrong argument kind: {name} is None, which CuPy does not pass as a null pointer: pass 0")
+        raise KernelFault(f"wrong argument kind: {name} is None, which CuPy 13 does not pass as a null pointer: pass 0")
     if is_device_array(argument):
         _check_device(memory_of(argument).device_id, name)
         return Packed("p", address_of(argument).to_bytes(8, "little"))
