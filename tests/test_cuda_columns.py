@@ -1,5 +1,7 @@
 """Rows that are not contiguous on the CUDA backend: right, read once, and with bits that depend on a row alone."""
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import devices
@@ -13,7 +15,8 @@ from tolerance import mismatch
 
 import dualsoft as ds
 from dualsoft.backends import cuda, cuda_columns, nvrtc
-from dualsoft.problem import softmax_problem
+from dualsoft.dtypes import F16, F32, F64
+from dualsoft.problem import LogSumExpProblem, NormalizeProblem, SoftmaxProblem, StateProblem, softmax_problem
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -167,6 +170,50 @@ def test_what_goes_by_rows() -> None:
     ):
         problem = softmax_problem(array, axis, options.get("where"), options.get("scale"), None, None, False)
         assert not cuda_columns.serves(problem)
+
+
+# ------------------------------------------------------------------ what blocks ask for
+class Fake:
+    """An array as far as a launch looks at it."""
+
+    data = SimpleNamespace(ptr=1 << 20)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> None:
+        self.shape, self.dtype, self.strides, self.ndim = shape, np.dtype(dtype), strides, len(shape)
+
+
+@pytest.mark.parametrize("limit", [60 << 10, 95 << 10, 223 << 10])
+@pytest.mark.parametrize("code", [F16, F32, F64])
+def test_blocks_fit_every_card(code: int, limit: int) -> None:
+    """Launches with more shared memory than a card has are refused there, and nowhere else."""
+    dtype = {F16: np.float16, F32: np.float32, F64: np.float64}[code]
+    size = np.dtype(dtype).itemsize
+    device: Any = SimpleNamespace(dynamic_limit=limit, scratch=lambda shape: Fake(shape, np.float64, (8,) * len(shape)))
+    for n, width in itertools.product((2, 3, 8, 9, 33, 256, 257, 1000, 5000), (1, 8, 17, 100, 255, 1000, 1 << 20)):
+        for steps in ((width * size, size), (0, size), (-width * size, size), (2 * size, 2 * n * size)):
+            x, y = Fake((n, width), dtype, steps), Fake((n, width), dtype, (width * size, size))
+            m = Fake((1, width), np.float64, (8 * width, 8))
+            problems = (
+                SoftmaxProblem(x, y, (0,), 1, None, None, code, code, False),
+                LogSumExpProblem(x, m, (0,), 1, None, None, code, code, None, None, 0),
+                StateProblem(x, m, m, (0,), 1, None, None, code),
+                NormalizeProblem(x, y, (0,), 1, None, None, code, code, m, m),
+            )
+            for problem in filter(cuda_columns.serves, problems):
+                for launch in cuda._LAUNCHES[type(problem)](problem, device):
+                    assert launch.shared <= limit, (launch.variant.name, n, width, steps)
+                    assert launch.block <= 512
+
+
+@pytest.mark.parametrize("key", ["f16", "f32"])
+def test_short_columns_on_the_oldest_cards(key: str) -> None:
+    backend = f"{devices.EMULATED}:sm_75"
+    rows = normal(key, 2, 1000)
+    for x in (rows, np.broadcast_to(rows[:1], rows.shape)):
+        want, _, _ = oracle.state(x, 0, np.float64)
+        with ds.use_backend(backend):
+            state = ds.softmax_state(devices.put(backend, x), 0)
+        np.testing.assert_array_equal(state.m.get(), want.value[0])
 
 
 # ------------------------------------------------------------------ planted mistakes

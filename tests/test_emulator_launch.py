@@ -55,11 +55,13 @@ def test_arguments_as_cupy_takes_them() -> None:
             "argument 3 is a signed integer of 4 bytes .int32., the parameter is a signed integer of 8 bytes",
         ),
         (3, np.float64(4), "argument 3 is a floating-point number of 8 bytes"),
-        (3, None, "argument 3 is a pointer"),
+        (3, None, "argument 3 is None"),
+        (0, None, "argument 0 is None"),
         (2, np.float32(4), "argument 2 is a floating-point number of 4 bytes"),
         (2, np.zeros((), "f4,f4"), "argument 2 is a struct of 8 bytes"),
         (4, 1, "argument 4 is a signed integer of 8 bytes .int., the parameter is a bool of 1 bytes"),
-        (0, np.int64(0), "argument 0 is a signed integer"),
+        (0, np.int64(1), "argument 0 is a signed integer"),
+        (0, np.int32(0), "argument 0 is a signed integer of 4 bytes"),
     ],
 )
 def test_wrong_kinds_of_arguments(position: int, argument: Any, complaint: str) -> None:
@@ -67,6 +69,14 @@ def test_wrong_kinds_of_arguments(position: int, argument: Any, complaint: str) 
     arguments[position] = argument
     with pytest.raises(KernelFault, match=f"wrong argument kind: kernel: {complaint}"):
         compiled(ADD)((1,), (4,), tuple(arguments))
+
+
+def test_a_null_pointer_is_an_integer() -> None:
+    kernel = compiled('extern "C" __global__ void kernel(const float* x, int* y) { *y = x == nullptr ? 7 : 8; }')
+    for null in (0, np.uint64(0), np.int64(0)):
+        y = cp.zeros(1, np.int32)
+        kernel((1,), (1,), (null, y))
+        assert y.tolist() == [7]
 
 
 def test_a_python_integer_is_no_int32() -> None:

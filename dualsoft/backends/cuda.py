@@ -27,7 +27,7 @@ from dualsoft.backends import (
     cuda_weighted,
     nvrtc,
 )
-from dualsoft.backends.cuda_launch import Device, Launch
+from dualsoft.backends.cuda_launch import NULL, Device, Launch
 from dualsoft.backends.cuda_rows import STORAGE
 from dualsoft.backends.nvrtc import Variant
 from dualsoft.dtypes import find_format
@@ -128,7 +128,8 @@ class Kernels:
             device = self._devices.get(current.id) or self.device(current.id)
             for launch in _LAUNCHES[type(problem)](problem, device):
                 kernel = self._loaded.get((device.id, launch.variant)) or self.load(device, launch.variant)
-                kernel((launch.grid,), (launch.block,), launch.arguments, shared_mem=launch.shared)
+                arguments = tuple([NULL if argument is None else argument for argument in launch.arguments])
+                kernel((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared)
 
     def device(self, number: int) -> Device:
         """Return what the launch tables need to know of a device."""

@@ -33,6 +33,8 @@ _MOST_THREADS = {True: 256, False: 512}
 """Of a block, by whether accesses are of 16 bytes."""
 _MOST_MEETING = 32768
 """Bytes in which strands meet."""
+_MOST_ON_EVERY_CARD = 60 << 10
+"""Bytes of shared memory that a block may have on the oldest cards."""
 _SECTOR = 32
 OFTEN_TWICE = 256
 """Up to this length logarithms are often small, and summed twice then: the columns are kept."""
@@ -176,6 +178,11 @@ class Tiles(NamedTuple):
         steps = -(-min(self.part, self.plan.at.n) // self.plan.strands)
         return meeting + self.kept * steps * self.threads * self.width * self.kept_size
 
+    def on_every_card(self) -> "Tiles":
+        """Return the tiles with as many lanes as fit on every card, in whole warps."""
+        most = _MOST_ON_EVERY_CARD // (self.shared // self.lanes)
+        return self if self.lanes <= most else self._replace(lanes=most // 32 * 32 or most)
+
     def keeping(self, limit: int, operands: int = 1) -> "Tiles":
         """Return the tiles as wide as shared memory holds two of them, or one; as they are where it holds none."""
         least = max(1, _SECTOR // (self.size * self.width))
@@ -207,7 +214,8 @@ def _tiles_of(plan: Plan, wide: bool, x: Array, out_code: int) -> Tiles:
     width = 16 // size if wide else 1
     place = 16 if out_code in _HALVES and size < 8 else 32
     most = min(_MOST_THREADS[wide], _MOST_MEETING // (width * place)) // plan.strands
-    return Tiles(plan, _lanes(plan, width, size * width, most, _is_of_sectors(plan, x)), width, place, size, size)
+    lanes = _lanes(plan, width, size * width, most, _is_of_sectors(plan, x))
+    return Tiles(plan, lanes, width, place, size, size).on_every_card()
 
 
 def whole_columns(plan: Plan, x: Array, compute_size: int, more: int = 0) -> Tiles:

@@ -3,15 +3,20 @@
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dualsoft.arrays import Array, own
 from dualsoft.backends.nvrtc import Variant
 
 MOST_BLOCKS = 2**31 - 1
 """The most blocks of a grid in its first direction. Kernels go round where there is more to do."""
 
+NULL = np.uint64(0)
+"""A pointer to nothing, as an argument of a kernel: what CuPy 13 makes of None is not null."""
+
 
 class Launch(NamedTuple):
-    """A kernel with its grid and arguments."""
+    """A kernel with its grid and arguments, None for a pointer to nothing."""
 
     variant: Variant
     grid: int

@@ -150,6 +150,8 @@ class RawKernel:
             parameter = self._record.parameters[index]
             value = pack(argument, f"{self.name}: argument {index}")
             kind = chr(parameter.kind)
+            if kind == "p" and value.kind in "iu" and value.data == bytes(8):
+                value = value._replace(kind="p")
             if (value.kind, len(value.data)) != (kind, parameter.size):
                 given = f"{_KIND_NAMES[value.kind]} of {len(value.data)} bytes ({type(argument).__name__})"
                 raise KernelFault(
@@ -163,15 +165,18 @@ class RawKernel:
 def pack(argument: Any, name: str) -> Packed:
     """Return an argument as CuPy packs it: Python integers and floats in 8 bytes, size-1 NumPy arrays as they are.
 
+    A null pointer is an integer of 8 bytes, 0.
+
     Raises
     ------
     KernelFault
-        For arrays of the host and of another device than the current one.
+        For arrays of the host and of another device than the current one, and for None.
     TypeError
         For what CuPy does not take.
     """
     if argument is None:
-        return Packed("p", bytes(8))
+        # It gives the driver no address to read the argument from; kernels were seen to get 0xffffffff.
+        raise KernelFault(f"wrong argument kind: {name} is None, which CuPy 13 does not pass as a null pointer: pass 0")
     if is_device_array(argument):
         _check_device(memory_of(argument).device_id, name)
         return Packed("p", address_of(argument).to_bytes(8, "little"))
