@@ -77,10 +77,14 @@ struct source {
 
     template <int SIZE> DS_DEVICE i64 batches() const { return count == 0 || first >= last ? 0 : ((last - first + step - 1) / step + SIZE - 1) / SIZE; }
     template <int SIZE> DS_DEVICE i64 element(i64 batch, int i) const { return first + (batch * SIZE + i) * step; }
+#if DS_CODED
+    DS_DEVICE compute value(x_type a) const { return a; }   // scaled already, when it was loaded
+#else
     DS_DEVICE compute value(x_type a) const {
         const compute c = to_compute<compute>(a);
-        return is_scaled && !DS_CODED ? mul(c, factor) : c;     // such come scaled already
+        return is_scaled ? mul(c, factor) : c;
     }
+#endif
 };
 
 DS_DEVICE i64 offset_in_column(const axes& inner, operand which, i64 i) {

@@ -19,7 +19,10 @@ from tolerance import FORMATS, mismatch
 import dualsoft as ds
 
 Array = np.ndarray[Any, Any]
-ON_DEVICES = {("data", "f32"), ("data", "f64"), ("short_rows", "f16"), ("short_rows", "bf16"), ("options", "f32")}
+ON_DEVICES = {
+    *(("data", "f32"), ("data", "f64"), ("short_rows", "f16"), ("short_rows", "bf16")),
+    *(("options", "f32"), ("axes", "f32"), ("integers", "f64")),
+}
 """Groups and dtypes that meet each branch of the kernels, which take seconds to compile for each dtype."""
 MOST_ON_DEVICES = 20_000
 SMOOTHED = {"label_smoothing": 0.125, "z_loss": 0.0625}  # exact in every dtype
