@@ -19,6 +19,8 @@ class Form(NamedTuple):
     call: Call
     read: Callable[[Array], Array]
     """The result of the call as a NumPy array that is laid out as the exact result is."""
+    note: str = ""
+    """What is worth saying below the table, beside times."""
 
 
 class Verdict(NamedTuple):

@@ -2,11 +2,12 @@
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+import dualsoft
 from bench.contest import Array, Call, Form, Rate, Verdict, Work
 from bench.device import CACHE_FACTOR, MOST_CALLS, Clock, Device, Rotation
 from bench.libraries import ALL, Library, dualsoft_library, reason
@@ -35,6 +36,31 @@ CASES = (
     *(Case(_rows_of(n), d) for n in (256, 1024, 4096, 16384, 65536, VOCABULARY) for d in ("bfloat16", "float32")),
     *(Case(shape, d) for shape in (Shape((4096, 256), -1), COLUMNS, LONG_ROWS) for d in ("bfloat16", "float32")),
 )
+
+
+def _textbook(name: str) -> Callable[[Any, Array, int], Call]:
+    return lambda cp, x, axis: lambda: getattr(dualsoft.algorithms, name)(x, axis)
+
+
+def _weighted(cp: Any, x: Array, axis: int) -> Call:
+    b = cp.asarray(np.ones((1, x.shape[1]) if axis == 1 else (x.shape[0], 1), x.dtype))
+    return lambda: dualsoft.logsumexp(x, axis, b=b)
+
+
+def _masked(cp: Any, x: Array, axis: int) -> Call:
+    where = cp.ones(x.shape, bool)
+    return lambda: dualsoft.logsumexp(x, axis, where=where)
+
+
+BESIDE: dict[str, dict[str, Callable[[Any, Array, int], Call]]] = {
+    "softmax": {
+        "state + normalize": lambda cp, x, axis: lambda: dualsoft.softmax_state(x, axis).normalize(x, axis),
+        **{method: _textbook(f"{method}_softmax") for method in ("naive", "safe", "online")},
+    },
+    "logsumexp": {"b of a row": _weighted, "where of all": _masked},
+}
+"""What stands beside an operation's own call: ways to the same result. Weights of 1 and masks that hide nothing cost
+what others do."""
 
 
 class DeviceOperation:
@@ -74,9 +100,9 @@ class DeviceContest:
         if len(shape) != 2:
             raise ValueError(f"cases on a card are rows or columns: two lengths, not {case.shape}")
         self.operation, self._clock, self._axis = operation, clock, case.shape.axis % 2
-        self._full_shape = operation.result_shape(case.shape)
+        self._full_shape = operation.result_shape(case)
         cp = clock.device.cp
-        x = _filled(cp, shape, dtype)
+        x = filled(cp, shape, dtype)
         out = cp.empty(self._full_shape, dtype)
         self.work = operation.work(case, operation.bytes_moved(x, out))._replace(ceiling="copy")
         sets = CACHE_FACTOR * clock.device.cache_bytes / self.work.bytes_moved
@@ -91,7 +117,7 @@ class DeviceContest:
         self.rows = sorted({round(row) for row in np.linspace(0, lines - 1, count)})
         sample = np.stack([self._line(x, row).get() for row in self.rows])
         self.result_shape = (len(self.rows),) if operation.reduces else (len(self.rows), n)
-        self._truth = Truth(operation, sample, -1, backend="cuda")
+        self._truth = Truth(operation, sample, -1, self.result_shape, backend="cuda")
 
     def forms(self, name: str, library: Library) -> dict[str, Form] | str:
         """Return the library's one call on every set of buffers."""
@@ -117,15 +143,28 @@ class DeviceContest:
         return self._truth.judge(found, ours)
 
     def baselines(self, library: Library) -> dict[str, Call]:
-        """Return nothing: float32 has cases of its own."""
-        return {}
+        """Return dualsoft's other ways to this result; float32 has cases of its own.
+
+        Raises
+        ------
+        ArithmeticError
+            If one of them is not right to half of its digits.
+        """
+        found: dict[str, Call] = {}
+        for name, make in BESIDE.get(self.operation.name, {}).items():
+            calls = [make(self._clock.device.cp, x, self._axis) for x, _ in self._buffers]
+            found[name] = Rotation(name, calls, self._is_cold)
+            verdict = self.judge(self._sample(found[name](), library), ours=False)
+            if verdict.limit is not None:
+                raise ArithmeticError(f"{name} is wrong by {verdict.ulps:.3g} ulp, beyond {verdict.limit}")
+        return found
 
     def ceilings(self, threads: int) -> dict[str, Call | Rate | str]:
         """Return what copying as many bytes takes."""
         return {"copy": Rate(self._clock.copy_rate, self.work.bytes_moved)}
 
 
-def _filled(cp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def filled(cp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return a device array of normal random numbers, drawn on the host: no generator of the device is needed."""
     size = math.prod(shape)
     # An odd period: no two neighbouring rows are alike.

@@ -12,10 +12,12 @@ from rich.console import Console
 import dualsoft
 from bench.contest import Call, Rate
 from bench.device import CACHE_FACTOR, Clock, Device, Rotation, Turn, this_device
+from bench.device_attention import DeviceAttention
 from bench.device_contest import SAMPLE_ROWS, DeviceOperation, libraries
 from bench.libraries import Library, reason
 from bench.machine import commit, machine, versions
-from bench.measure import OURS, Result, Row, measure
+from bench.measure import OURS, TRIALS, Result, Row, measure
+from bench.operation import Operation
 from bench.options import RESULTS, Options
 from bench.session import FORMAT, WIDTH, as_file_name, cases_of, measured, save, status_of, time_stamp
 
@@ -36,7 +38,7 @@ def run(options: Options, device: Device) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     clock = Clock(device)
     plain = [importlib.import_module(f"bench.operations.{name}").OPERATION for name in options.operations]
-    operations = [DeviceOperation(operation, clock) for operation in plain]
+    operations = [_on_card(operation, clock) for operation in plain]
     work = [(operation, case) for operation in operations for case in cases_of(operation, options)]
     if not work:
         print("no case is left to measure: --quick leaves out large ones, and --cases others", file=sys.stderr)
@@ -56,6 +58,11 @@ def run(options: Options, device: Device) -> int:
     if device.simulated:
         console.print(SIMULATED)
     return status_of(rows)
+
+
+def _on_card(operation: Any, clock: Clock) -> DeviceOperation | DeviceAttention:
+    kind = DeviceOperation if isinstance(operation, Operation) else DeviceAttention
+    return kind(operation, clock)
 
 
 def _measure_with(clock: Clock, launching: dict[str, dict[str, float]]) -> Callable[..., Row]:
@@ -79,8 +86,11 @@ def _measure_with(clock: Clock, launching: dict[str, dict[str, float]]) -> Calla
             turns.append(Turn(clock, call))
             return Rate(turns[-1].rate, 1.0)
 
+        def trial(call: Call) -> float:
+            return clock.span(call, TRIALS, 0.0).device
+
         try:
-            row = measure(operation, case, contenders, threads, repeat, tick, timed)
+            row = measure(operation, case, contenders, threads, repeat, tick, timed, trial)
         except Exception as error:  # a case that this card has no memory for must not end the run
             return _row_without_times(operation, case, f"fails: {reason(error)}")
         seconds = {turn.name: min(span.host for span in turn.spans) for turn in turns}
@@ -131,7 +141,7 @@ def _print_header(console: Console, header: dict[str, Any], contenders: dict[str
     console.print(
         "times are the card's, between two events, launches hidden behind other work; buffers take turns, together "
         f"{CACHE_FACTOR} times the L2 cache or more, or used once; up to {SAMPLE_ROWS} rows or columns "
-        "of a result are compared",
+        "of a result are compared, of attention the last head of keys with its queries",
         soft_wrap=True,
     )
     for name, library in contenders.items():

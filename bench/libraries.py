@@ -93,7 +93,7 @@ def _torch_compile(threads: int) -> Library:
 
 
 def _bind_jit(jax: Any, function: Contender, x: Array, axis: int, out: Array) -> Call:
-    compiled = jax.jit(lambda x: function(jax, x, axis, None))
+    compiled = jax.jit(lambda x: function(jax, x, axis, out))
     return lambda: compiled(x).block_until_ready()
 
 

@@ -29,6 +29,7 @@ class Result(NamedTuple):
     wrong: bool = False
     form: str = ""
     """Which of the library's ways to do it was the fastest, where it has several."""
+    note: str = ""
 
     @property
     def median(self) -> float | None:
@@ -62,6 +63,7 @@ def measure(
     repeat: int,
     tick: Callable[[], None],
     timed: Callable[[Call], Call | Rate] = lambda call: call,
+    trial: Callable[[Call], float] | None = None,
 ) -> Row:
     """Measure one case.
 
@@ -79,6 +81,8 @@ def measure(
         Called after each repetition.
     timed : callable, optional
         Turns a contender's call into what is timed in its place.
+    trial : callable, optional
+        Returns about how long a call takes, to choose among a library's ways to do the same.
 
     Returns
     -------
@@ -94,12 +98,12 @@ def measure(
     calls: dict[str, Call | Rate] = {}
     results = {}
     for name, library in libraries.items():
-        results[name], call = _prepared(contest, name, library, case.dtype)
+        results[name], call = _prepared(contest, name, library, case.dtype, trial or _trial)
         if call is not None:
             calls[name] = timed(call)
     ours = libraries[OURS]
     baselines = contest.baselines(ours) if OURS in calls and isinstance(ours, Library) else {}
-    calls |= baselines
+    calls |= {name: timed(call) for name, call in baselines.items()}
     ceilings = contest.ceilings(threads)
     calls |= {name: ceiling for name, ceiling in ceilings.items() if not isinstance(ceiling, str)}
     for name in (*baselines, *ceilings):
@@ -123,7 +127,9 @@ def _row(
     return Row(operation, case, shape, axis, dtype, moved, flops, ceiling, ceilings, baselines, results)
 
 
-def _prepared(contest: Contest, name: str, library: Library | str, dtype: str) -> tuple[Result, Call | None]:
+def _prepared(
+    contest: Contest, name: str, library: Library | str, dtype: str, trial: Callable[[Call], float]
+) -> tuple[Result, Call | None]:
     """Return the contender's result so far, and its fastest right call if it can be timed."""
     if isinstance(library, str):
         return Result([], reason=library), None
@@ -139,8 +145,8 @@ def _prepared(contest: Contest, name: str, library: Library | str, dtype: str) -
     right = {label: result for label, result in tried.items() if result.reason is None}
     if not right:
         return next(iter(tried.values())), None
-    label = next(iter(right)) if len(right) == 1 else min(right, key=lambda key: _trial(forms[key].call))
-    return right[label]._replace(form=label), forms[label].call
+    label = next(iter(right)) if len(right) == 1 else min(right, key=lambda key: trial(forms[key].call))
+    return right[label]._replace(form=label, note=forms[label].note), forms[label].call
 
 
 def _checked(contest: Contest, form: Form, ours: bool) -> Result:
@@ -227,6 +233,7 @@ def row_record(row: Row) -> dict[str, Any]:
             "reason": result.reason,
             "wrong": result.wrong,
             "form": result.form,
+            "note": result.note,
         }
         for name, result in row.results.items()
     }

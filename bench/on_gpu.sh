@@ -110,7 +110,8 @@ if [ -n "$cases" ]; then
     run cases 240 "$python" "$cases/run.py" --backend cuda --arrays cupy \
         --api softmax,log_softmax,logsumexp,cumulative_logsumexp,attention,decode,merge
 fi
-run bench 420 "$python" -m bench --backend cuda --json "$out/bench.json"
+run bench 420 "$python" -m bench --backend cuda softmax log_softmax logsumexp cumulative_logsumexp --json "$out/bench.json"
+run attention 420 "$python" -m bench --backend cuda attention attention_backward decode paged --json "$out/attention.json"
 if [ "$dry" = 1 ]; then
     say "nothing has run"
 elif [ "$status" = 0 ]; then

@@ -1,7 +1,9 @@
 """Operations along an axis: what their files declare, and how a case of theirs is made ready."""
 
 import math
+import tracemalloc
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,11 +20,13 @@ class Case(NamedTuple):
 
     shape: Shape
     dtype: str
+    kept: int | None = None
+    """How many elements the result has along the axis, where it is not the operation's number."""
 
     @property
     def label(self) -> str:
         """How the row is called."""
-        return str(self.shape)
+        return f"{self.shape}{'' if self.kept is None else f' k={self.kept}'}"
 
     @property
     def elements(self) -> int:
@@ -47,17 +51,22 @@ class Operation(NamedTuple):
     size: Callable[[Array, Array, int], Array]
     contenders: Mapping[str, Contender | str]
     result_length: int | None = None
-    """How many elements the result has along the axis, of an operation that chooses some."""
+    """How many elements the result has along the axis, of an operation that chooses some; ``exact`` may have more."""
     takes_shapes: bool = True
     """Whether ``--shapes`` can replace its cases."""
+    beside: Mapping[str, Contender] = MappingProxyType({})
+    """Calls that dualsoft's time is set against: what a part of the work takes."""
+    stored: Callable[[Array], tuple[int, str]] | None = None
+    """For x, the bytes of what others store and what that is; a note says what dualsoft's call allocates instead."""
 
-    def result_shape(self, shape: Shape) -> tuple[int, ...]:
-        """Return the shape of the result for an input of ``shape``."""
-        axis = shape.axis % len(shape.lengths)
-        before, length, after = shape.lengths[:axis], shape.lengths[axis], shape.lengths[axis + 1 :]
+    def result_shape(self, case: Case) -> tuple[int, ...]:
+        """Return the shape of the result of a case."""
+        lengths, axis = case.shape.lengths, case.shape.axis % len(case.shape.lengths)
+        before, length, after = lengths[:axis], lengths[axis], lengths[axis + 1 :]
         if self.reduces:
             return before + after
-        return (*before, length if self.result_length is None else min(length, self.result_length), *after)
+        kept = case.kept or self.result_length or length
+        return (*before, min(length, kept), *after)
 
     def bytes_moved(self, x: Array, out: Array) -> int:
         """Return the bytes that must cross memory: the input read once and the result written once."""
@@ -79,13 +88,16 @@ class Operation(NamedTuple):
 class Truth:
     """The result for one input from wide arithmetic, and the limits on the errors of other results.
 
-    ``backend`` is whose bound dualsoft's results are held to: as `dualsoft.accuracy.bound` takes it.
+    ``shape`` is that of the result. ``backend`` is whose bound dualsoft's results are held to: as
+    `dualsoft.accuracy.bound` takes it.
     """
 
-    def __init__(self, operation: Operation, x: Array, axis: int, backend: str | None = None) -> None:
+    def __init__(
+        self, operation: Operation, x: Array, axis: int, shape: tuple[int, ...], backend: str | None = None
+    ) -> None:
         dtype = x.dtype
         wide = x.astype(np.longdouble if dtype == np.float64 else np.float64)
-        self.exact = operation.exact(wide, axis)
+        self.exact = operation.exact(wide, axis)[tuple(map(slice, shape))]
         size = operation.size(wide, self.exact, axis)
         spread = float(np.max(np.max(wide, axis=axis) - np.min(wide, axis=axis)))
         bound = accuracy.bound(operation.name, dtype, n=x.shape[axis], spread=spread, backend=backend)
@@ -110,16 +122,27 @@ class AxisContest:
         self.operation = operation
         self.axis = case.shape.axis
         self.x = np.random.default_rng(0).standard_normal(case.shape.lengths, dtype=np.float32).astype(dtype)
-        self.result_shape = operation.result_shape(case.shape)
+        self.result_shape = operation.result_shape(case)
         self.work = operation.work(case, operation.bytes_moved(self.x, np.empty(self.result_shape, dtype)))
-        self.truth = Truth(operation, self.x, self.axis)
+        self.truth = Truth(operation, self.x, self.axis, self.result_shape)
 
     def forms(self, name: str, library: Library) -> dict[str, Form] | str:
         """Return the library's one call."""
         function = self.operation.contenders.get(name, f"{self.operation.name} has no contender for it")
         if isinstance(function, str):
             return function
-        return {"": Form(self._bound(library, function, self.x), library.taken)}
+        call = self._bound(library, function, self.x)
+        return {"": Form(call, library.taken, self._note(call) if name == "dualsoft" else "")}
+
+    def _note(self, call: Call) -> str:
+        if self.operation.stored is None:
+            return ""
+        tracemalloc.start()
+        call()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        stored, what = self.operation.stored(self.x)
+        return f"allocates {most / 2**20:.1f} MiB, 1/{stored / most:.1f} of the {stored / 2**20:.1f} MiB of {what}"
 
     def _bound(self, library: Library, function: Contender, x: Array) -> Call:
         module, given = library.module, library.given
@@ -132,11 +155,13 @@ class AxisContest:
         return self.truth.judge(found, ours)
 
     def baselines(self, library: Library) -> dict[str, Call]:
-        """Return dualsoft in float32, beside half types."""
+        """Return dualsoft in float32, beside half types, and what the operation's time is set against."""
+        beside = self.operation.beside
+        found = {name: self._bound(library, function, self.x) for name, function in beside.items()}
         function = self.operation.contenders[library.name]
-        if self.x.dtype.itemsize >= 4 or isinstance(function, str):
-            return {}
-        return {f"{library.name} {BASELINE}": self._bound(library, function, self.x.astype(BASELINE))}
+        if self.x.dtype.itemsize < 4 and not isinstance(function, str):
+            found[f"{library.name} {BASELINE}"] = self._bound(library, function, self.x.astype(BASELINE))
+        return found
 
     def ceilings(self, threads: int) -> dict[str, Call | Rate | str]:
         """Return memory's, for arrays that no cache holds."""

@@ -11,7 +11,10 @@ from bench.threads import available
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PEERS = ("numpy", "scipy", "torch", "torch.compile", "jax", "onnxruntime", "onnxruntime.attention", "openvino")
-CUDA_OPERATIONS = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp")
+CUDA_OPERATIONS = (
+    *("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp"),
+    *("attention", "attention_backward", "decode", "paged"),
+)
 """Those with cases for a card."""
 CUDA_PEERS = ("cupyx", "torch")
 RESULTS = Path(__file__).parent / "results"

@@ -8,9 +8,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
-BEGIN_ATTENTION, END_ATTENTION = "<!-- bench attention -->", "<!-- /bench attention -->"
 DTYPE = "float32"
+FAMILY = ("softmax", "log_softmax", "logsumexp", "cumulative_logsumexp")
+GRADIENTS = ("attention_backward",)
 NOT_PEERS = ("dualsoft", "dualsoft float32", "read", "copy")
 """Of files that were saved before rows named their ceilings and baselines."""
 
@@ -23,7 +23,7 @@ def fill(source: Path, readme: Path = README) -> int:
     Parameters
     ----------
     source : Path
-        JSON that the benchmark saved; of a folder, for each table the newest file with rows for it.
+        JSON that the benchmark saved; of a folder, for each table the latest run with rows for it.
     readme : Path
         The file to change. A table for which nothing was saved stays.
 
@@ -32,14 +32,16 @@ def fill(source: Path, readme: Path = README) -> int:
     int
         The exit status: 0, or 1 when there is nothing to read or no place to write; the reason is printed.
     """
-    files = sorted(source.glob("*.json"), key=lambda file: file.stat().st_mtime) if source.is_dir() else [source]
-    if not files or not files[-1].is_file():
+    files = list(source.glob("*.json")) if source.is_dir() else [source]
+    if not files or not files[0].is_file():
         print(f"no saved results at {source}: run python -m bench first", file=sys.stderr)
         return 1
     text = readme.read_text(encoding="utf-8")
-    runs = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in reversed(files)]
+    runs = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    runs.sort(key=lambda run: str(run[1]["date"]), reverse=True)
     written = 0
-    for begin, end, wanted, make in TABLES:
+    for table, wanted, make in TABLES:
+        begin, end = markers(table)
         found = [(name, saved) for name, saved in runs if any(wanted(row) for row in saved["rows"])]
         if not found:
             continue
@@ -59,9 +61,20 @@ def fill(source: Path, readme: Path = README) -> int:
     return 0
 
 
+def markers(table: str) -> tuple[str, str]:
+    """Return the lines between which a table stands."""
+    name = f"bench {table}".rstrip()
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
+
+
 def is_attention(row: Row) -> bool:
     """Return whether a row is not along one axis, which is attention."""
     return bool(row["axis"] is None)
+
+
+def is_plain(row: Row) -> bool:
+    """Return whether a row is of float32 along an axis."""
+    return not is_attention(row) and bool(row["dtype"] == DTYPE)
 
 
 def markdown(saved: dict[str, Any]) -> str:
@@ -86,9 +99,11 @@ def attention_markdown(saved: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES: tuple[tuple[str, str, Callable[[Row], bool], Callable[[dict[str, Any]], str]], ...] = (
-    (BEGIN, END, lambda row: not is_attention(row) and row["dtype"] == DTYPE, markdown),
-    (BEGIN_ATTENTION, END_ATTENTION, is_attention, attention_markdown),
+TABLES: tuple[tuple[str, Callable[[Row], bool], Callable[[dict[str, Any]], str]], ...] = (
+    ("", lambda row: is_plain(row) and row["operation"] in FAMILY, markdown),
+    ("losses", lambda row: is_plain(row) and row["operation"] not in FAMILY, markdown),
+    ("attention", lambda row: is_attention(row) and row["operation"] not in GRADIENTS, attention_markdown),
+    ("gradients", lambda row: is_attention(row) and row["operation"] in GRADIENTS, attention_markdown),
 )
 
 

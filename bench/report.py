@@ -90,6 +90,7 @@ def footnotes(rows: list[Row]) -> list[str]:
     errors: dict[str, float] = {}
     absent: dict[tuple[str, str], list[str]] = {}
     forms: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for name, result in row.results.items():
             if result.error_ulp is not None:
@@ -98,9 +99,11 @@ def footnotes(rows: list[Row]) -> list[str]:
                 absent.setdefault((name, result.reason), []).append(f"{row.case} {row.dtype}")
             if result.form:
                 forms.setdefault((name, result.form), []).append(f"{row.case} {row.dtype}")
+            if result.note:
+                notes.setdefault((name, result.note), []).append(f"{row.case} {row.dtype}")
     worst = ", ".join(f"{name} {value:.3g}" for name, value in errors.items())
     lines = [f"  all results were compared with wider arithmetic before timing; worst errors in ulp: {worst}"]
-    for heading, found in (("fastest as", forms), ("", absent)):
+    for heading, found in (("fastest as", forms), ("", notes), ("", absent)):
         for (name, what), where in found.items():
             rows_named = "all rows" if len(where) == len(rows) else ", ".join(where)
             lines.append(f"  - {name}: {heading}{' ' if heading else ''}{what} ({rows_named})")

@@ -19,7 +19,7 @@ struct block_memory {
 };
 
 // Whether there may be rows that tensor cores have left, and others that have their results already.
-constexpr bool IS_SELECTIVE = IS_HALF<x_type> && !IS_WIDE && !DS_OPTIONS && !DS_FEW;
+constexpr bool IS_SELECTIVE = IS_HALF<x_type> && !IS_WIDE && !DS_FEW;
 
 // What a thread has of its rows: m in units of t.unit, its own part of d, outputs.
 struct running {
@@ -131,12 +131,9 @@ DS_DEVICE void weigh(compute unit, int kind, compute (&s)[ROWS_EACH][KEYS_EACH],
 // Whether some score of a tile lies in a block that is not hidden. All threads of the block ask.
 DS_DEVICE bool is_tile_visible(const attention_task& t, const work_item& w, const option_bases& from, const span& keys) {
     if (!DS_OPTIONS || !from.blocks) return true;
-    const i64 block_0 = quotient_of(keys.j0, t.block_k), blocks = quotient_of(keys.j1 - 1, t.block_k) - block_0 + 1;
     bool found = false;
-    for (i64 row = w.first + threadIdx.x; row < w.last; row += THREADS) {
-        const row_options at = options_of_row(t, w.of, from, place_of_row(t, w.head, row));
-        for (i64 k = 0; k < blocks && !found; ++k) found = load_aligned<u8>(at.blocks + (block_0 + k) * t.at[AT_BLOCKS].item) != 0;
-    }
+    for (i64 row = w.first + threadIdx.x; row < w.last && !found; row += THREADS)
+        found = is_any_block_seen(t, options_of_row(t, w.of, from, place_of_row(t, w.head, row)), keys.j0, keys.j1);
     return __syncthreads_or(found) != 0;
 }
 
@@ -248,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     for (i64 index = next_work(t, wanted, blockIdx.x); index < t.work; index = next_work(t, wanted, index + gridDim.x)) {
         if (threadIdx.x == 0) {
             work[0] = work_of(t, index, ROWS, DS_FEW);
-            if (wanted) work[0].slot = i64(blockIdx.x) * ROWS;
+            if (wanted && !t.at[AT_M].base) work[0].slot = i64(blockIdx.x) * ROWS;
             if (IS_SELECTIVE) rows[0] = wanted ? load_aligned<u64>(wanted + quotient_of(index, t.slices)) : ~u64(0);
         }
         __syncthreads();

@@ -180,7 +180,7 @@ DS_DEVICE void attend_run(const summing& in, const destination& to, i64 run) {
     }
 }
 
-// The sums of selected rows are merged here, those of all by another kernel.
+// The sums of selected rows are merged here, those of all, and of states, whose columns share one pair, by another kernel.
 DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_memory& memory, const kept_rows<wide>& kept, bool is_selection) {
     const reach seen = reach_of(t, w);
     for (int row = int(threadIdx.x); row < ROWS; row += THREADS) {
@@ -195,7 +195,7 @@ DS_DEVICE void attend(const attention_task& t, const work_item& w, const block_m
     const i64 last = DS_FEW ? run : quotient_of(most(0, seen.any.hi - 1), RUN);
 #pragma unroll 1
     do {
-        to.is_last = IS_SELECTIVE && is_selection && run >= last;
+        to.is_last = IS_SELECTIVE && is_selection && !t.at[AT_M].base && run >= last;
         attend_run(in, to, run);
         to.is_first = false;
     } while (++run <= last);

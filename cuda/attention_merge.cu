@@ -89,17 +89,21 @@ DS_DEVICE row_pair end_output(const attention_task& t, const ending_row& row, ke
 
 }  // namespace ds
 
-// `rows` and `is_few` are those of the kernel that kept the results.
+// `rows` and `is_few` are those of the kernel that kept the results. `selected`, if given, has a word for each block of rows, a bit a row: the others
+// have their results already.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    attention_merge(const __grid_constant__ ds::attention_task t, const char* sums, const double* pairs, int rows, int is_few) {
+    attention_merge(const __grid_constant__ ds::attention_task t, const char* sums, const double* pairs, int rows, int is_few,
+                    const unsigned long long* selected) {
     using namespace ds;
     const i64 parts = t.runs * t.slices, all = t.work / parts;
     const int lane = int(threadIdx.x) % 32;
     for (i64 index = blockIdx.x; index < all; index += gridDim.x) {
         const work_item w = work_of(t, index * parts, rows, is_few != 0);
-        if (!w.is_any) continue;
+        const u64 wanted = selected ? load_aligned<u64>(selected + index) : ~u64(0);
+        if (!w.is_any || wanted == 0) continue;
         const statistics stats = statistics_of(t, w.of);
         for (i64 row = w.first + threadIdx.x / 32; row < w.last; row += 4) {
+            if (selected && (wanted >> (row - w.first) & 1) == 0) continue;
             const row_place at = place_of_row(t, w.head, row);
             const ending_row ending = {w.of.base(t, AT_OUT) + offset_of_row(t.at[AT_OUT], at), at, w.slot + (row - w.first),
                                        is_few ? t.runs * t.rows_kept : i64(rows)};

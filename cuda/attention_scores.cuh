@@ -58,6 +58,14 @@ DS_DEVICE row_options options_of_row(const attention_task& t, const sequence& s,
             t.slopes ? load_aligned<f64>(t.slopes + (s.index * t.heads_k * t.group + at.head)) : 0.0, at.query + s.offset};
 }
 
+// Whether a row sees one of the blocks that keys j0 to j1 - 1 lie in.
+DS_DEVICE bool is_any_block_seen(const attention_task& t, const row_options& row, i64 j0, i64 j1) {
+    const i64 first = quotient_of(j0, t.block_k), blocks = quotient_of(j1 - 1, t.block_k) - first + 1;
+    bool found = false;
+    for (i64 k = 0; k < blocks && !found; ++k) found = load_aligned<u8>(row.blocks + (first + k) * t.at[AT_BLOCKS].item) != 0;
+    return found;
+}
+
 template <class C> DS_DEVICE C with_alibi(C s, f64 slope, i64 distance) {
     const f64 penalty = -slope * f64(distance < 0 ? -distance : distance);
     if (is_finite(slope)) return joined(s, cut<C>(penalty));

@@ -6,16 +6,23 @@
 //
 // Macros of a variant: DS_X, DS_Y   types of input and output
 //                      DS_WIDTH     columns a thread, moved 16 bytes at a time; 1: elements lie anywhere
+//                      DS_CODED     1: a code tells the type of the elements, and DS_X is that of the arithmetic
 #pragma once
+#ifndef DS_CODED
+#define DS_CODED 0
+#endif
 #include "arithmetic.cuh"
 #include "convert.cuh"
 #include "layout.cuh"
 #include "reduced.cuh"
+#if DS_CODED
+#include "numbers.cuh"
+#endif
 
 namespace ds {
 
 constexpr int BATCH = 8;
-constexpr int MOST_THREADS = DS_WIDTH == 1 ? 512 : 256;
+constexpr int MOST_THREADS = DS_WIDTH > 1 || (DS_CODED && sizeof(compute) == 8) ? 256 : 512;
 
 typedef chunk<x_type, DS_WIDTH> x_vector;
 typedef chunk<y_type, DS_WIDTH> y_vector;
@@ -63,12 +70,16 @@ struct source {
     bool is_scaled;
     x_vector* kept;         // the thread's own place in shared memory, or null
     i32 kept_step;
+    // Where a code tells the type:
+    i32 code;
+    bool is_aligned;        // to their size
+    const char* where;      // or null
 
     template <int SIZE> DS_DEVICE i64 batches() const { return count == 0 || first >= last ? 0 : ((last - first + step - 1) / step + SIZE - 1) / SIZE; }
     template <int SIZE> DS_DEVICE i64 element(i64 batch, int i) const { return first + (batch * SIZE + i) * step; }
     DS_DEVICE compute value(x_type a) const {
         const compute c = to_compute<compute>(a);
-        return is_scaled ? mul(c, factor) : c;
+        return is_scaled && !DS_CODED ? mul(c, factor) : c;     // such come scaled already
     }
 };
 
@@ -92,6 +103,36 @@ DS_DEVICE x_vector load_vector(const char* p, int count) {
 
 template <int SIZE> struct batch_of_vectors { x_vector at[SIZE]; };
 
+#if DS_CODED
+template <int SIZE> DS_DEVICE batch_of_vectors<SIZE> load_from_memory(const source& from, const axes& inner, i64 batch) {
+    const char* place[SIZE];
+    compute value[SIZE];
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+        const i64 e = from.element<SIZE>(batch, i);
+        const bool is_visible = e < from.last && (!from.where || load_aligned<u8>(from.where + offset(inner, WHERE, e)) != 0);
+        place[i] = is_visible ? from.x + offset(inner, X, e) : nullptr;
+    }
+    load_numbers(value, from.code, from.is_aligned, place);
+    batch_of_vectors<SIZE> v;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) v.at[i].at[0] = !place[i] ? compute(-infinity()) : from.is_scaled ? mul(value[i], from.factor) : value[i];
+    return v;
+}
+template <int SIZE> DS_DEVICE batch_of_vectors<SIZE> load_batch(const source& from, const axes& inner, i64 batch, bool again) {
+    batch_of_vectors<SIZE> v;
+    if (!again || !from.kept) v = load_from_memory<SIZE>(from, inner, batch);
+    if (!from.kept) return v;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+        if (from.element<SIZE>(batch, i) >= from.last) continue;
+        x_vector& kept = from.kept[(batch * SIZE + i) * from.kept_step];
+        if (again) v.at[i] = kept;
+        else kept = v.at[i];
+    }
+    return v;
+}
+#else
 // `again`: what is kept is there already.
 template <int SIZE> DS_DEVICE batch_of_vectors<SIZE> load_batch(const source& from, const axes& inner, i64 batch, bool again) {
     batch_of_vectors<SIZE> v;
@@ -109,6 +150,7 @@ template <int SIZE> DS_DEVICE batch_of_vectors<SIZE> load_batch(const source& fr
     }
     return v;
 }
+#endif
 
 // Elements past the end are -inf, which add nothing.
 struct elements { compute at[BATCH]; };
@@ -223,15 +265,25 @@ struct adding_precisely {
     }
 };
 
+// What strands may do besides with the elements of a batch, once they are known; m is the largest so far.
+struct nothing_besides {
+    DS_DEVICE void take(const source&, const axes&, i64, const elements&, compute) {}
+};
+
 // The pairs of a tile, in the places of its columns; m of the thread's own.
-template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, const source& from, const axes& inner, compute (&m)[DS_WIDTH]) {
+template <bool is_logarithm, class Besides>
+DS_DEVICE void pairs_of_tile(const tiling& by, const source& from, const axes& inner, compute (&m)[DS_WIDTH], Besides&& besides) {
     const meeting at = {by};
     typedef typename choose<ROUGH, rough, precise>::type exponential_of;
     running mine[DS_WIDTH];
     for (i64 batch = 0; batch < from.batches<BATCH>(); ++batch) {
         const batch_of_vectors<BATCH> v = load_batch<BATCH>(from, inner, batch, false);
 #pragma unroll
-        for (int j = 0; j < DS_WIDTH; ++j) mine[j].take(elements_of(from, v, batch, j), exponential_of());
+        for (int j = 0; j < DS_WIDTH; ++j) {
+            const elements x = elements_of(from, v, batch, j);
+            mine[j].take(x, exponential_of());
+            besides.take(from, inner, batch, x, mine[j].m);
+        }
     }
 #pragma unroll
     for (int j = 0; j < DS_WIDTH; ++j) m[j] = mine[j].m;
@@ -267,7 +319,7 @@ template <bool is_logarithm> DS_DEVICE void pairs_of_tile(const tiling& by, cons
 DS_DEVICE source source_of(const char* x, f64 factor, const tiling& by, const layout& at, const place& where, i64 part) {
     const i64 begin = part * by.part;
     return {x + (where.count ? offset(at.outer, X, where.row) : 0), where.count, begin + by.strand(), smaller<i64>(at.n, begin + by.part), by.strands,
-            scale_of<compute>(factor), factor != 1.0, by.kept ? meeting{by}.kept() : nullptr, i32(blockDim.x)};
+            scale_of<compute>(factor), factor != 1.0, by.kept ? meeting{by}.kept() : nullptr, i32(blockDim.x), 0, true, nullptr};
 }
 
 }  // namespace ds

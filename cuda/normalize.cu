@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(ds::BLOCK, ds::BLOCKS_AT_ONCE)
         const f64 rest_of_row = is_there ? load<f64>(rest + offset(at.outer, REST, index)) : 0.0;
         const normalizer by = normalizer_of(m_of_row, rest_of_row);
         char* const to = y + (is_there ? offset(at.outer, Y, index) : 0);
+        team::meet();                       // accesses that are not aligned reach what a neighbour writes in place
 #if DS_LOG
         write(mine, from, to, at.inner, segment, by.shift, logarithm{rounded<compute>::of(by.log_of_d)});
 #else

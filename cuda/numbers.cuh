@@ -35,6 +35,53 @@ template <class C> DS_DEVICE C number_at(const char* p, int code) {
     return rounded<C>::of(uncommon_number(p, code));
 }
 
+// The numbers at several places, all on their way at once; 0 for a place that is null. `is_aligned`: they lie at multiples of their size.
+template <class T, class C, int count> DS_DEVICE void load_as(C (&to)[count], const char* const (&place)[count]) {
+    T found[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        found[i] = T{};
+        if (place[i]) found[i] = load_aligned<T>(place[i]);
+    }
+    typedef typename choose<IS_NARROW<T>, f32, f64>::type wide;
+#pragma unroll
+    for (int i = 0; i < count; ++i) to[i] = rounded<C>::of(to_compute<wide>(found[i]));
+}
+template <class C, int count> DS_DEVICE void load_numbers(C (&to)[count], int code, bool is_aligned, const char* const (&place)[count]) {
+    if (is_aligned && code == CODE_F32) load_as<f32>(to, place);
+    else if (is_aligned && code == CODE_F16) load_as<f16>(to, place);
+    else if (is_aligned && code == CODE_BF16) load_as<bf16>(to, place);
+    else if (is_aligned && code == CODE_F64) load_as<f64>(to, place);
+    else {
+#pragma unroll
+        for (int i = 0; i < count; ++i) to[i] = place[i] ? rounded<C>::of(uncommon_number(place[i], code)) : C(0);
+    }
+}
+
+// The same of stores; nothing goes to a place that is null.
+template <class C> static __device__ __noinline__ void store_uncommon_number(char* p, int code, C value) {
+    if (code == CODE_F32) store(p, rounded<f32>::of(value));
+    else if (code == CODE_F16) store(p, rounded<f16>::of(value));
+    else if (code == CODE_BF16) store(p, rounded<bf16>::of(value));
+    else store(p, rounded<f64>::of(value));
+}
+template <class T, class C, int count> DS_DEVICE void store_at(char* const (&place)[count], const C (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+        if (place[i]) store_aligned(place[i], rounded<T>::of(x[i]));
+}
+template <class C, int count> DS_DEVICE void store_numbers_at(char* const (&place)[count], int code, bool is_aligned, const C (&x)[count]) {
+    if (is_aligned && code == CODE_F32) store_at<f32>(place, x);
+    else if (is_aligned && code == CODE_F16) store_at<f16>(place, x);
+    else if (is_aligned && code == CODE_BF16) store_at<bf16>(place, x);
+    else if (is_aligned && code == CODE_F64) store_at<f64>(place, x);
+    else {
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+            if (place[i]) store_uncommon_number(place[i], code, x[i]);
+    }
+}
+
 // `count` numbers to neighbours in memory, in the dtype of `code`, one of the four floating-point types.
 template <class T, int count, class C> DS_DEVICE void store_as(char* p, i64 item, bool is_wide, const C (&x)[count], int valid) {
     if (is_wide && valid >= count) {

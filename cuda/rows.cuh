@@ -18,6 +18,7 @@ typedef group<DS_GROUP> team;
 
 constexpr int ITEMS = DS_CHUNK * DS_SLOTS;              // elements a thread
 constexpr int SEGMENT = ITEMS * DS_GROUP;
+static_assert((SEGMENT & (SEGMENT - 1)) == 0, "so that a mask finds where a segment begins");
 constexpr int BLOCK = DS_GROUP > 128 ? DS_GROUP : 128;
 constexpr int BLOCKS_AT_ONCE = BLOCK == 128 ? 3 : 1;    // of a multiprocessor: what more of them leave too few registers for
 constexpr int ROWS_A_BLOCK = BLOCK / DS_GROUP;
@@ -72,13 +73,15 @@ DS_DEVICE vector load_tail(const x_type* x, i64 count) {
     return v;
 }
 
-// A chunk of a contiguous row; what of it lies past the end is anything.
+// A chunk of a contiguous row; what of it lies past the end is anything. Nothing of another segment is read: in place, another block writes there.
 DS_DEVICE vector load_chunk(const row& from, i64 first, bool aligned) {
     const x_type* const x = (const x_type*)from.x + first;
     if (aligned && first + DS_CHUNK <= from.length) return load_aligned<vector>(x);
     if (!aligned && sizeof(vector) == 16) {
+        const i64 begin = first & ~i64(SEGMENT - 1), end = smaller<i64>(begin + SEGMENT, from.length);
+        const char* const row = from.x;
         union { piece whole; vector v; } u;
-        u.whole = load_across<x_type>((const char*)x, from.x, (const char*)((const x_type*)from.x + from.length), is_last_of_lanes());
+        u.whole = load_across<x_type>((const char*)x, row + begin * sizeof(x_type), row + end * sizeof(x_type), is_last_of_lanes());
         return u.v;
     }
     return load_tail(x, from.length - first);

@@ -7,6 +7,7 @@ namespace ds {
 DS_DEVICE void softmax_segment(const row& from, char* y, const axes& inner) {
     share mine = read(from, inner, 0);
     const compute m = largest(mine);
+    if (DS_GROUP <= 32) team::meet();       // accesses that are not aligned reach what a neighbour writes in place; a block has met by now
 #if DS_LOG
     const pair p = pair_of_segment(mine, m);
     write(mine, from, y, inner, 0, m, logarithm{rounded<compute>::of(log_of_sum(p))});

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(ds::MOST_THREADS, 1)
         const place where = place_of_lane(by, at, tile, by.lane());
         const source from = source_of(x, factor, by, at, where, 0);
         compute m[DS_WIDTH];
-        pairs_of_tile<DS_LOG>(by, from, at.inner, m);
+        pairs_of_tile<DS_LOG>(by, from, at.inner, m, nothing_besides());
         for_columns(by, [&](int column) {
             const pair p = *meeting{by}.of_column<pair>(column);
             normalizer_of_column(by, column) = normalizer_of(p.m, state_rest(p));

@@ -15,15 +15,15 @@ template <int dim> struct tile {
     static constexpr int PIECES = dim / ELEMENTS_A_PIECE;
     static_assert(PIECES % 8 == 0, "rows that begin in the same bank");
     piece* pieces;
-    DS_DEVICE piece* at(int row, int p) const { return pieces + row * PIECES + (p ^ (row % 8)); }
+    DS_DEVICE piece* at(int row, int p) const { return pieces + row * PIECES + (p ^ int(u32(row) % 8)); }
 
     // Where a lane reads the first matrices of the tile. Others are at that ^ 2 column + 2 dim row, for multiples of 16: it has to begin at a multiple
     // of the bytes of a row.
-    DS_DEVICE u32 lane_of_rows() const { return address(at(lane() % 16, lane() / 16)); }
-    DS_DEVICE u32 lane_of_columns() const { return address(at(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)); }
+    DS_DEVICE u32 lane_of_rows() const { return address(at(int(lane() % 16), int(lane() / 16))); }
+    DS_DEVICE u32 lane_of_columns() const { return address(at(int(lane() % 8 + lane() / 16 * 8), int(lane() / 8 % 2))); }
     static DS_DEVICE u32 moved(u32 first, int row, int column) { return (first ^ u32(2 * column)) + u32(2 * dim * row); }
     static DS_DEVICE u32 address(const piece* p) { return u32(__cvta_generic_to_shared(p)); }
-    static DS_DEVICE int lane() { return int(threadIdx.x) % 32; }
+    static DS_DEVICE u32 lane() { return threadIdx.x % 32; }
 
     // 16 rows and columns of a left operand.
     static DS_DEVICE void left(u32 (&a)[4], u32 lane_of_rows, int row, int column) { load_matrices(a, moved(lane_of_rows, row, column)); }

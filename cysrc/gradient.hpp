@@ -12,6 +12,9 @@ namespace {
 
 constexpr ptrdiff_t GRADIENT_ROWS = 96;         // of a block, at most; no more than KEY_BLOCK
 
+// The left operands of the last three products are tiles of weights and of gradients of scores. Lanes are multiplied where they stand, so a block
+// keeps them; pairs of bfloat16 are made of one tile of lanes: words of two rows for the sums over rows, of two keys for dq.
+
 struct gradient_task {
     attention_task inputs;          // AT_OUT and AT_LSE are inputs here
     attention_task gradients;       // each in the place of what it is the gradient of. Of AT_OUT and AT_LSE it is given, of the others written where wanted
@@ -26,7 +29,7 @@ template <class A> struct gradient_plan {
     using C = typename A::compute;
     using word = typename A::word;
     ptrdiff_t dim, dim_v, inner, inner_v, columns, columns_v, block, rows;
-    size_t q, q_rows, g, g_rows, k, k_rows, v, s, ds, factor, dk, dv, gathered, total;      // offsets in a thread's memory
+    size_t q, q_rows, g, g_rows, k, k_rows, v, s, ds, p_words, ds_words, ds_keys, factor, dk, dv, gathered, total;      // offsets in a thread's memory
 
     explicit gradient_plan(const attention_task& t) : dim(t.dim), dim_v(t.dim_v) {
         constexpr int width = simd<C>::width;
@@ -35,13 +38,14 @@ template <class A> struct gradient_plan {
         columns = (dim + width - 1) / width * width;
         columns_v = (dim_v + width - 1) / width * width;
         const size_t each_key = size_t(inner + inner_v + columns / A::terms) * sizeof(word) + size_t(columns + columns_v) * sizeof(C);
-        const size_t each_row = size_t(inner + inner_v + (columns + columns_v) / A::terms) * sizeof(word) + 2 * KEY_BLOCK<C> * sizeof(C);
+        const size_t each_row =
+            size_t(inner + inner_v + (columns + columns_v) / A::terms) * sizeof(word) + (A::terms > 1 ? 3 : 2) * KEY_BLOCK<C> / A::terms * sizeof(word);
         block = KEY_BLOCK<C>;
         while (block > PANEL<C> && size_t(block) * each_key > SECOND_LEVEL / 4 * 3) block /= 2;
         const size_t packed = size_t(block) * each_key;
         const ptrdiff_t fit = packed < SECOND_LEVEL ? ptrdiff_t((SECOND_LEVEL - packed) / each_row) / TILE_ROWS * TILE_ROWS : 0;
         rows = std::min(GRADIENT_ROWS, std::max<ptrdiff_t>(2 * TILE_ROWS, fit));
-        const size_t tiles = size_t(rows / TILE_ROWS), scores = size_t(rows) * KEY_BLOCK<C>;
+        const size_t tiles = size_t(rows / TILE_ROWS), scores = size_t(A::terms > 1 ? TILE_ROWS : rows) * KEY_BLOCK<C>;
         total = 0;
         const auto take = [this](size_t bytes) { const size_t at = total; total += (bytes + 127) / 64 * 64; return at; };
         q = take((tiles * TILE_ROWS * size_t(inner) + 16) * sizeof(word));
@@ -53,6 +57,10 @@ template <class A> struct gradient_plan {
         k_rows = take(size_t(KEY_BLOCK<C> / A::terms * columns) * sizeof(word));
         s = take(scores * sizeof(C));
         ds = take(scores * sizeof(C));
+        const size_t words = size_t(rows) * KEY_BLOCK<C> / A::terms * sizeof(word);
+        p_words = A::terms > 1 ? take(words) : s;
+        ds_words = A::terms > 1 ? take(words) : ds;
+        ds_keys = A::terms > 1 ? take(words) : ds;
         factor = take(t.softcap != 0 ? TILE_ROWS * KEY_BLOCK<C> * sizeof(C) : 0);
         dk = take(size_t(block * columns) * sizeof(C));
         dv = take((size_t(std::max<ptrdiff_t>(block, TILE_ROWS) * columns_v) + 16) * sizeof(C));
@@ -92,8 +100,10 @@ template <class A> struct gradient_rows {
           memory(scratch), scale(t.scale), numbers(of_rows) {}
     static size_t bytes(const attention_task& t) { return gradient_plan<A>(t).total; }
     template <class T> T* part(size_t offset) const { return (T*)(memory + offset); }
-    C* scores(ptrdiff_t r) const { return part<C>(plan.s) + r * KEY_BLOCK<C>; }
-    C* score_gradients(ptrdiff_t r) const { return part<C>(plan.ds) + r * KEY_BLOCK<C>; }
+    // The tile of lanes that begins at a row of the block, and its rows' words.
+    C* scores(ptrdiff_t at) const { return part<C>(plan.s) + (A::terms > 1 ? 0 : at * KEY_BLOCK<C>); }
+    C* score_gradients(ptrdiff_t at) const { return part<C>(plan.ds) + (A::terms > 1 ? 0 : at * KEY_BLOCK<C>); }
+    word* words(size_t offset, ptrdiff_t at) const { return part<word>(offset) + at / A::terms * KEY_BLOCK<C>; }
     C unit() const { return t.has_options() ? C(1) : scale.lanes; }
 
     // ---- packing
@@ -104,10 +114,10 @@ template <class A> struct gradient_rows {
             pack_key_panel<A>(t, q, AT_K, head, start, j1, plan.dim, part<C>(plan.gathered), part<word>(plan.k) + n * PANEL<C> * plan.inner);
             if (g.wants_scores())
                 pack_key_panel<A>(t, q, AT_V, head, start, j1, plan.dim_v, part<C>(plan.gathered), part<word>(plan.v) + n * PANEL<C> * plan.inner_v);
-            for (ptrdiff_t j = start; g.wants(AT_Q) && j < start + PANEL<C>; ++j) {
-                // a score's gradient is NaN where such a key is seen, and 0 where it is not
-                const char* row = q.key(AT_K, head, std::min(j, j1 - 1));
-                pack_value_lanes<A>(t, AT_K, row, plan.dim, j - j0, plan.columns, part<C>(plan.gathered), part<word>(plan.k_rows));
+            for (ptrdiff_t j = start; g.wants(AT_Q) && j < start + PANEL<C>; j += A::terms) {
+                // a score's gradient is NaN where a key that is not finite is seen, and 0 where it is not
+                const char *row = q.key(AT_K, head, std::min(j, j1 - 1)), *next = q.key(AT_K, head, std::min(j + 1, j1 - 1));
+                pack_value_rows<A>(t, AT_K, row, next, plan.dim, (j - j0) / A::terms, plan.columns, part<C>(plan.gathered), part<word>(plan.k_rows));
             }
         }
         packed |= wanted;
@@ -121,14 +131,19 @@ template <class A> struct gradient_rows {
                 pack_tile<A>(u, d, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), part<word>(plan.g) + (r - first) * plan.inner_v);
         }
         scale_words<A>(part<word>(plan.q), (last - first + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * plan.inner, scale.fold);
-        for (ptrdiff_t r = first; r < last; ++r) {
-            const row_of at(t, head, r);
-            if (g.wants(AT_K)) pack_value_lanes<A>(t, AT_Q, q.at(AT_Q, at.h, at.i), plan.dim, r - first, plan.columns, part<C>(plan.gathered), part<word>(plan.q_rows));
+        for (ptrdiff_t r = first; r < last; r += A::terms) {
+            if (g.wants(AT_K)) pack_summed(t, q, AT_Q, r, first, last, plan.dim, plan.columns, plan.q_rows);
             if (!g.wants(AT_V)) continue;
-            const bool finite =
-                pack_value_lanes<A>(u, AT_OUT, d.at(AT_OUT, at.h, at.i), plan.dim_v, r - first, plan.columns_v, part<C>(plan.gathered), part<word>(plan.g_rows));
-            if (!finite) not_finite[not_finite_count++] = r - first;
+            if (!pack_summed(u, d, AT_OUT, r, first, last, plan.dim_v, plan.columns_v, plan.g_rows))
+                for (ptrdiff_t i = r; i < std::min(r + A::terms, last); ++i) not_finite[not_finite_count++] = i - first;
         }
+    }
+    // The rows of one word, from r on, as the right operand of a sum over rows. Returns whether all were finite.
+    bool pack_summed(
+        const attention_task& of, const sequence& s, int op, ptrdiff_t r, ptrdiff_t first, ptrdiff_t last, ptrdiff_t dim, ptrdiff_t columns, size_t offset) const {
+        const row_of at(t, head, r), after(t, head, std::min(r + 1, last - 1));
+        const char* next = r + 1 < last ? s.at(op, after.h, after.i) : nullptr;
+        return pack_value_rows<A>(of, op, s.at(op, at.h, at.i), next, dim, (r - first) / A::terms, columns, part<C>(plan.gathered), part<word>(offset));
     }
 
     // ---- a tile
@@ -143,12 +158,13 @@ template <class A> struct gradient_rows {
     void natural_scores(ptrdiff_t at, ptrdiff_t count, const key_runs& runs) {
         const double more = scale.unit / double(scale.lanes);
         if (!(more < 1 || more > 1) || std::isinf(scale.unit)) return;
-        for (ptrdiff_t r = at; r < at + count; ++r)
+        C* s = scores(at);
+        for (ptrdiff_t r = 0; r < count; ++r, s += KEY_BLOCK<C>)
             for (int i = 0; i < runs.count; ++i)
-                for (int j = runs.start[i]; j < runs.stop[i]; ++j) scores(r)[j] = C(double(scores(r)[j]) * more);
+                for (int j = runs.start[i]; j < runs.stop[i]; ++j) s[j] = C(double(s[j]) * more);
     }
-    void run_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, uint64_t seen) {
-        const key_runs runs = runs_of<C>(seen);
+    // Weights and gradients of scores in the place of scores.
+    void weigh_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, const key_runs& runs) {
         score_tile_of(at, first, count, j0, j1, runs);
         if (not_finite_count) add_not_finite(at, count, runs);
         if (!g.wants_scores()) return weigh<C, false>(count, runs, unit(), numbers.from(first), scores(at), nullptr);
@@ -158,6 +174,18 @@ template <class A> struct gradient_rows {
         weigh<C, true>(count, runs, unit(), numbers.from(first), scores(at), score_gradients(at));
         if (g.wants(AT_BIAS)) add_bias(at, first, count, j0, j1, runs);
         if (t.softcap != 0) multiply_rows(count, runs, part<C>(plan.factor), score_gradients(at));
+    }
+    // The words that the other products read. Lanes are read where they are.
+    void narrow_tile(ptrdiff_t at, ptrdiff_t count, const key_runs& runs) const {
+        if (g.wants(AT_V)) narrow_rows<A>(count, runs, scores(at), words(plan.p_words, at), nullptr);
+        if (!g.wants(AT_Q) && !g.wants(AT_K)) return;
+        word *by_rows = g.wants(AT_K) ? words(plan.ds_words, at) : nullptr, *by_keys = g.wants(AT_Q) ? words(plan.ds_keys, at) : nullptr;
+        narrow_rows<A>(count, runs, score_gradients(at), by_rows, by_keys);
+    }
+    void run_tile(ptrdiff_t at, ptrdiff_t first, ptrdiff_t count, ptrdiff_t j0, ptrdiff_t j1, uint64_t seen) {
+        const key_runs runs = runs_of<C>(seen);
+        weigh_tile(at, first, count, j0, j1, runs);
+        if constexpr (A::terms > 1) narrow_tile(at, count, runs);
     }
     // Gradients of out that are not finite were packed as 0: every key that such a row sees gets them here.
     void add_not_finite(ptrdiff_t at, ptrdiff_t count, const key_runs& runs) {
@@ -170,7 +198,7 @@ template <class A> struct gradient_rows {
             gather_for<C>(u.code[AT_OUT])(d.at(AT_OUT, row.h, row.i), u.item[AT_OUT], plan.dim_v, value);
             for (int i = 0; i < runs.count; ++i)
                 for (int j = runs.start[i]; j < runs.stop[i]; ++j) {
-                    if (scores(r)[j] == LOWEST<C>) continue;
+                    if (scores(at)[(r - at) * KEY_BLOCK<C> + j] == LOWEST<C>) continue;
                     for (ptrdiff_t e = 0; e < plan.dim_v; ++e) infinite[size_t(j * plan.columns_v + e)] += is_finite(value[e]) ? C(0) : value[e];
                 }
         }
@@ -182,7 +210,7 @@ template <class A> struct gradient_rows {
             for (int i = 0; i < runs.count; ++i) {
                 const ptrdiff_t a = runs.start[i], n = std::min<ptrdiff_t>(runs.stop[i], j1 - j0) - a, item = u.item[AT_BIAS];
                 char* p = d.at(AT_BIAS, row.h, row.i) + (j0 + a) * item;
-                const C* ds = score_gradients(at + r) + a;
+                const C* ds = score_gradients(at) + r * KEY_BLOCK<C> + a;
                 if (g.bias_sums) add_run(ds, n, p, item);
                 else scatter_for<C>(u.code[AT_BIAS])(ds, n, p, item);
             }
@@ -202,19 +230,19 @@ template <class A> struct gradient_rows {
         for (int tile = 0; tile < tiles; ++tile) {
             const ptrdiff_t at = tile * TILE_ROWS, count = std::min<ptrdiff_t>(TILE_ROWS, last - first - at);
             if (panels[tile]) run_tile(at, first + at, count, j0, j1, panels[tile]);
-            clear_rows(count, any & ~panels[tile], scores(at), g.wants_scores() ? score_gradients(at) : nullptr);
+            clear_rows<A>(count, any & ~panels[tile], words(plan.p_words, at), g.wants_scores() ? words(plan.ds_words, at) : nullptr);
         }
         const key_runs runs = runs_of<C>(any);
         const row_hull<C> hull(panels, tiles, last - first);
-        if (g.wants(AT_V)) key_product<A>(scores(0), part<word>(plan.g_rows), runs, hull, part<C>(plan.dv), plan.columns_v);
-        if (g.wants(AT_K)) key_product<A>(score_gradients(0), part<word>(plan.q_rows), runs, hull, part<C>(plan.dk), plan.columns);
+        if (g.wants(AT_V)) key_product<A>(words(plan.p_words, 0), part<word>(plan.g_rows), runs, hull, part<C>(plan.dv), plan.columns_v);
+        if (g.wants(AT_K)) key_product<A>(words(plan.ds_words, 0), part<word>(plan.q_rows), runs, hull, part<C>(plan.dk), plan.columns);
         if (!g.wants(AT_Q)) return;
         C ones[TILE_ROWS];
         std::fill(ones, ones + TILE_ROWS, C(1));
         for (int tile = 0; tile < tiles; ++tile) {
             if (!panels[tile]) continue;
             const ptrdiff_t at = tile * TILE_ROWS, count = std::min<ptrdiff_t>(TILE_ROWS, last - first - at);
-            value_product<A>(int(count), score_gradients(at), part<word>(plan.k_rows), runs_of<C>(panels[tile]), ones, dq + (first + at) * plan.columns, plan.columns);
+            value_product<A>(int(count), words(plan.ds_keys, at), part<word>(plan.k_rows), runs_of<C>(panels[tile]), ones, dq + (first + at) * plan.columns, plan.columns);
         }
     }
     void run_keys(ptrdiff_t j0, ptrdiff_t j1) {
@@ -241,27 +269,28 @@ template <class A> struct gradient_rows {
     }
     // The keys lo <= j < hi, lo at a block's begin.
     void run(ptrdiff_t lo, ptrdiff_t hi) {
-        std::memset(part<C>(plan.s), 0, size_t(plan.rows) * KEY_BLOCK<C> * sizeof(C));
-        std::memset(part<C>(plan.ds), 0, size_t(plan.rows) * KEY_BLOCK<C> * sizeof(C));
+        // rows past the last one are multiplied with the others of their tile
+        const size_t tiles = size_t(plan.rows) * KEY_BLOCK<C> / A::terms * sizeof(word);
+        for (size_t offset : {plan.p_words, plan.ds_words, plan.ds_keys}) std::memset((void*)(memory + offset), 0, tiles);
         for (ptrdiff_t j0 = lo; j0 < hi; j0 += plan.block) run_keys(j0, std::min(j0 + plan.block, hi));
     }
 
     // sum_e g o of rows, in the order in which a tile sums dp = g v^T: where a row sees one key alone, o is its value and ds is 0 exactly. Where o is
     // 0, g is not asked: rows that see nothing have no gradient.
     void settle_deltas(ptrdiff_t first, ptrdiff_t last, C* delta) {
-        using lanes = lane_arithmetic<C>;
-        C *o = part<C>(plan.g_rows), *of_o = part<C>(plan.dv);
+        using vec = typename A::vec;
+        word *o = part<word>(plan.g_rows), *of_o = part<word>(plan.dv);
         for (ptrdiff_t r = first; r < last; r += TILE_ROWS) {
             const ptrdiff_t count = std::min<ptrdiff_t>(TILE_ROWS, last - r);
-            pack_tile<lanes>(t, q, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), o);
-            pack_tile<lanes>(u, d, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), of_o);
+            pack_tile<A>(t, q, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), o);
+            pack_tile<A>(u, d, AT_OUT, head, r, count, plan.dim_v, part<C>(plan.gathered), of_o);
             for (ptrdiff_t i = 0; i < count; i += width) {
-                vec_of<C> sum{};
-                for (ptrdiff_t e = 0; e < plan.dim_v; e += INNER_BLOCK) {
-                    vec_of<C> acc{};
-                    for (ptrdiff_t k = e; k < std::min(plan.dim_v, e + INNER_BLOCK); ++k) {
-                        const vec_of<C> x = load_lanes(o + k * TILE_ROWS + i);
-                        acc = x == 0 ? acc : fused(load_lanes(of_o + k * TILE_ROWS + i), x, acc);
+                vec sum{};
+                for (ptrdiff_t e = 0; e < plan.inner_v; e += INNER_BLOCK) {
+                    vec acc{};
+                    for (ptrdiff_t k = e; k < std::min(plan.inner_v, e + INNER_BLOCK); ++k) {
+                        const vec x = load_bits<vec>(o + k * TILE_ROWS + i);
+                        acc = A::multiply_add(A::where_nonzero(load_bits<vec>(of_o + k * TILE_ROWS + i), x), x, acc);
                     }
                     sum = e == 0 ? acc : sum + acc;
                 }

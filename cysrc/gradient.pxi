@@ -51,9 +51,9 @@ def attention_backward(
             elif threads <= 0:
                 threads = openmp_threads()
             if float64:
-                done = run_gradients[lane_arithmetic[double]](g, threads)
+                done = run_gradients[double](g, threads)
             else:
-                done = run_gradients[lane_arithmetic[float]](g, threads)
+                done = run_gradients[float](g, threads)
         if not done:
             raise MemoryError("dualsoft: no memory for a thread's tiles, or for parts of a gradient; the gradients are incomplete")
     finally:

@@ -234,8 +234,13 @@ template <class A> char* gradient_memory(const attention_task& t) {
     return memory;
 }
 
+// Whether all five products can be taken of pairs of bfloat16.
+template <class C> bool takes_gradient_pairs(const gradient_task& g) {
+    return takes_pairs<C>(g.inputs) && g.inputs.code[AT_OUT] == CODE_BF16 && g.gradients.code[AT_OUT] == CODE_BF16;
+}
+
 // The whole call. Returns whether there was memory for it.
-template <class A> bool run_gradients(const gradient_task& g, int threads) {
+template <class A> bool run_gradients_by(const gradient_task& g, int threads) {
     const attention_task& t = g.inputs;
     constexpr ptrdiff_t most_dim = ptrdiff_t(1) << 40;         // beyond it sizes in bytes would overflow
     if (t.dim > most_dim || t.dim_v > most_dim) return false;
@@ -252,6 +257,13 @@ template <class A> bool run_gradients(const gradient_task& g, int threads) {
     } catch (const std::bad_alloc&) {
         return false;
     }
+}
+template <class C> bool run_gradients(const gradient_task& g, int threads) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same<C, float>::value)
+        if (takes_gradient_pairs<C>(g)) return run_gradients_by<pair_arithmetic>(g, threads);
+#endif
+    return run_gradients_by<lane_arithmetic<C>>(g, threads);
 }
 
 }  // namespace

@@ -50,16 +50,36 @@ template <class C, bool gradients> void weigh(ptrdiff_t rows, const key_runs& ru
         }
     }
 }
-// Panels that the rows of a tile do not see, and others of the block do.
-template <class C> void clear_rows(ptrdiff_t rows, uint64_t panels, C* p, C* ds) {
+// Panels that the rows of a tile do not see, and others of the block do: of the left operands of the products over rows.
+template <class A> void clear_rows(ptrdiff_t rows, uint64_t panels, typename A::word* p, typename A::word* ds) {
+    using C = typename A::compute;
     if (!panels) return;
     const key_runs runs = runs_of<C>(panels);
-    for (ptrdiff_t r = 0; r < rows; ++r)
+    for (ptrdiff_t r = 0; r < (rows + A::terms - 1) / A::terms; ++r)
         for (int i = 0; i < runs.count; ++i) {
             const ptrdiff_t a = r * KEY_BLOCK<C> + runs.start[i], b = r * KEY_BLOCK<C> + runs.stop[i];
-            std::fill(p + a, p + b, C(0));
-            if (ds) std::fill(ds + a, ds + b, C(0));
+            std::fill(p + a, p + b, typename A::word{});
+            if (ds) std::fill(ds + a, ds + b, typename A::word{});
         }
+}
+// A tile of lanes as the left operand of a product over rows, whose words are pairs of rows (a lone last one with 0), and over keys. Null: not wanted.
+template <class A> void narrow_rows(ptrdiff_t rows, const key_runs& runs, const typename A::compute* s, typename A::word* by_rows, typename A::word* by_keys) {
+    using C = typename A::compute;
+    constexpr ptrdiff_t width = simd<C>::width, step = KEY_BLOCK<C>;
+    for (ptrdiff_t r = 0; r < rows; r += 2, s += 2 * step, by_rows += by_rows ? step : 0, by_keys += by_keys ? step : 0)
+        for (int i = 0; i < runs.count; ++i)
+            for (ptrdiff_t j = runs.start[i]; j < runs.stop[i]; j += 2 * width) {
+                const vec_of<C> zero{}, a = load_lanes(s + j), b = load_lanes(s + j + width);
+                const vec_of<C> c = r + 1 < rows ? load_lanes(s + step + j) : zero, d = r + 1 < rows ? load_lanes(s + step + j + width) : zero;
+                if (by_rows) {
+                    A::store_interleaved(by_rows + j, a, c);
+                    A::store_interleaved(by_rows + j + width, b, d);
+                }
+                if (by_keys) {
+                    A::store_narrowed(by_keys + j / 2, a, b);
+                    A::store_narrowed(by_keys + (step + j) / 2, c, d);
+                }
+            }
 }
 template <class C> void multiply_rows(ptrdiff_t rows, const key_runs& runs, const C* factor, C* ds) {
     for (ptrdiff_t r = 0; r < rows; ++r)
@@ -91,7 +111,7 @@ template <class C> struct row_hull {
     }
 };
 
-// o[k, e] += sum_r p[r, k] b[r, e] for `keys` keys: the left operand's rows are the inner index here.
+// o[k, e] += sum_r p[r, k] b[r, e] for `keys` keys: the left operand's rows, by words, are the inner index here.
 template <class A, int keys, int vectors>
 void key_tile(const typename A::word* p, const typename A::word* b, ptrdiff_t inner, typename A::compute* o, ptrdiff_t o_step) {
     using C = typename A::compute;
@@ -112,30 +132,32 @@ void key_column(
     ptrdiff_t columns) {
     using C = typename A::compute;
     static_assert(PANEL<C> % (TILE_ROWS / 3) == 0, "a run of panels is cut into tiles without a rest");
+    static_assert(TILE_ROWS % A::terms == 0, "a word has rows of one tile");
     for (int i = 0; i < runs.count; ++i)
         for (int k = runs.start[i], keys; k < runs.stop[i]; k += keys) {
             const int left = runs.stop[i] - k;
             keys = left >= TILE_ROWS ? TILE_ROWS : tile_rows_for(left);
             const int a = k / PANEL<C>, c = (k + keys - 1) / PANEL<C>;
-            const ptrdiff_t first = std::min(hull.first[a], hull.first[c]), rows = std::max(hull.last[a], hull.last[c]) - first;
+            const ptrdiff_t first = std::min(hull.first[a], hull.first[c]) / A::terms;
+            const ptrdiff_t inner = (std::max(hull.last[a], hull.last[c]) + A::terms - 1) / A::terms - first;
             const typename A::word *left_operand = p + first * KEY_BLOCK<C> + k, *right = b + first * (vectors * simd<C>::width);
             C* at = o + k * columns;
             switch (keys) {
-                case TILE_ROWS: key_tile<A, TILE_ROWS, vectors>(left_operand, right, rows, at, columns); break;
-                case TILE_ROWS * 2 / 3: key_tile<A, TILE_ROWS * 2 / 3, vectors>(left_operand, right, rows, at, columns); break;
-                default: key_tile<A, TILE_ROWS / 3, vectors>(left_operand, right, rows, at, columns);
+                case TILE_ROWS: key_tile<A, TILE_ROWS, vectors>(left_operand, right, inner, at, columns); break;
+                case TILE_ROWS * 2 / 3: key_tile<A, TILE_ROWS * 2 / 3, vectors>(left_operand, right, inner, at, columns); break;
+                default: key_tile<A, TILE_ROWS / 3, vectors>(left_operand, right, inner, at, columns);
             }
         }
 }
-// Panels of gradients: p lies as [rows][KEY_BLOCK], b as values do.
+// Panels of gradients: p lies as [rows, in words][KEY_BLOCK], b as values do.
 template <class A>
 void key_product(
     const typename A::word* p, const typename A::word* b, const key_runs& runs, const row_hull<typename A::compute>& hull, typename A::compute* o,
     ptrdiff_t columns) {
     using C = typename A::compute;
     ptrdiff_t c = 0;
-    for (; c + PANEL<C> <= columns; c += PANEL<C>) key_column<A, PANEL_VECTORS>(p, b + c * KEY_BLOCK<C>, runs, hull, o + c, columns);
-    if (c < columns) key_column<A, 1>(p, b + c * KEY_BLOCK<C>, runs, hull, o + c, columns);
+    for (; c + PANEL<C> <= columns; c += PANEL<C>) key_column<A, PANEL_VECTORS>(p, b + c * (KEY_BLOCK<C> / A::terms), runs, hull, o + c, columns);
+    if (c < columns) key_column<A, 1>(p, b + c * (KEY_BLOCK<C> / A::terms), runs, hull, o + c, columns);
 }
 
 }  // namespace

@@ -65,10 +65,16 @@ cdef void own_pair(const task* t, storage_t* tag, Py_ssize_t r, double* m, doubl
 cdef inline void label_gradient(
     const task* t, Py_ssize_t r, int64_t label, double m, double rest, double lse, double grad, row_gradient* g
 ) noexcept nogil:
-    """The gradient at the label: p - 1 by expm1, which keeps its relative accuracy however near to 1 p is. Left in w."""
+    """The gradient at the label: p - 1 by expm1, which keeps its relative accuracy however near to 1 p is. Left in w.
+
+    Of a label that smoothing leaves less than half, 1 would only cancel.
+    """
     cdef double log_p = (t.element(r, label) - m) - libc_log1p(rest)
     cdef double more = 2 * t.z_loss * lse * libc_exp(log_p) if t.z_loss != 0 else 0.0
-    g.w = grad * (libc_expm1(log_p) + more + ((1 - t.hard) - t.uniform))
+    if t.hard < 0.5:
+        g.w = grad * (libc_exp(log_p) - (t.hard + t.uniform) + more)
+    else:
+        g.w = grad * (libc_expm1(log_p) + more + ((1 - t.hard) - t.uniform))
 
 
 cdef inline int64_t prepare(const task* t, storage_t* tag, Py_ssize_t r, double sum, row_gradient* g) noexcept nogil:
@@ -90,7 +96,7 @@ cdef inline int64_t prepare(const task* t, storage_t* tag, Py_ssize_t r, double 
         return -1
     m = get_value(t[0], OP_M, r)
     rest = get_value(t[0], OP_REST, r)
-    if t.operation == LOGSUMEXP_GRAD and m == -INFINITY:
+    if t.operation == LOGSUMEXP_GRAD and m == -INFINITY and rest == rest:
         g.zero = True
         return -1
     if fabs(m) * t.roundoff > LOSSY * unit and isfinite(m) and (t.operation == CROSS_ENTROPY_GRAD or t.base[OP_SECOND] == NULL):

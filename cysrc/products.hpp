@@ -37,9 +37,18 @@ template <class C> struct lane_arithmetic {
     DS_INLINE static vec scaled(vec x, C factor) { return x * factor; }
     DS_INLINE static vec spread(word x) { return x - vec{}; }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return fused(a, b, c); }
+    // x, but 0 where y is 0.
+    DS_INLINE static vec where_nonzero(vec x, vec y) { return zero_where_equal(simd<C>(x), simd<C>(y), simd<C>(0.0)).v; }
 };
 struct bf16_pair { uint32_t bits; };
 #if defined(__AVX512BF16__)
+struct interleaved_order {
+    alignas(64) uint16_t at[32];
+    constexpr interleaved_order() : at() {
+        for (int i = 0; i < 32; ++i) at[i] = uint16_t(i / 2 + i % 2 * 16);
+    }
+};
+static constexpr interleaved_order INTERLEAVED_WORDS;
 struct pair_arithmetic {
     using compute = float;
     using word = bf16_pair;
@@ -53,9 +62,17 @@ struct pair_arithmetic {
     }
     DS_INLINE static vec spread(word x) { return (vec)_mm512_set1_epi32(int(x.bits)); }
     DS_INLINE static vec multiply_add(vec a, vec b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+    DS_INLINE static vec where_nonzero(vec x, vec y) {
+        return (vec)_mm512_maskz_mov_epi16(_mm512_test_epi16_mask((__m512i)y, _mm512_set1_epi16(0x7fff)), (__m512i)x);
+    }
     DS_INLINE static void store_narrowed(word* p, vec low, vec high) {
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
         std::memcpy((void*)p, &both, sizeof both);
+    }
+    // Lane i of both makes word i.
+    DS_INLINE static void store_interleaved(word* p, vec first, vec second) {
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVED_WORDS.at), both));
     }
 };
 #endif

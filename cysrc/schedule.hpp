@@ -78,11 +78,11 @@ inline attention_schedule schedule_attention(const attention_task& t, ptrdiff_t 
     return plan;
 }
 
-// Whether both products can be taken of pairs of bfloat16 where they lie.
+// Whether the products can be taken of pairs of bfloat16.
 template <class C> bool takes_pairs(const attention_task& t) {
 #if defined(__AVX512BF16__)
     const double size = std::fabs(t.scale);
-    return std::is_same<C, float>::value && t.direct<bf16>(AT_Q) && t.direct<bf16>(AT_K) && t.direct<bf16>(AT_V) &&
+    return std::is_same<C, float>::value && t.code[AT_Q] == CODE_BF16 && t.code[AT_K] == CODE_BF16 && t.code[AT_V] == CODE_BF16 &&
            size > 1e-20 && size < 1e20;
 #else
     (void)t;

@@ -38,6 +38,12 @@ template <class C> void gather_bias(int code, const char* p, ptrdiff_t stride, p
     gather_for<C>(code)(p, stride, n, dst);
 }
 
+// 1 - tanh(x)^2 by e = exp(-2|x|): the difference itself keeps few digits where it is small.
+template <class T> DS_INLINE T slope_of_cap(T e) {
+    const T sum = e + 1;
+    return e / (sum * sum) * 4;
+}
+
 // All that changes the scores s[0 .. n) of keys from j on of one row, the hiding of keys included; they become natural units.
 // `derivative`, if not null, takes what softcap multiplies a gradient by, 1 - tanh^2.
 template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j, ptrdiff_t n, C unit, C* s, C* derivative = nullptr) {
@@ -50,9 +56,11 @@ template <class C> void apply_options(const sequence& q, row_of at, ptrdiff_t j,
     if (t.softcap != 0) {
         const C cap = C(t.softcap);
         const bool ordinary = t.softcap > 0x1p-100 && t.softcap < 0x1p100;     // quotient and product stay what lanes hold
+        for (ptrdiff_t k = 0; derivative && ordinary && k < n; k += width)
+            store_lanes(derivative + k, slope_of_cap(exp(simd<C>(vabs(simd<C>(load_lanes(s + k) / cap)).v * C(-2))).v));
+        for (ptrdiff_t k = 0; derivative && !ordinary && k < n; ++k) derivative[k] = C(slope_of_cap(std::exp(-2 * std::fabs(double(s[k]) / t.softcap))));
         for (ptrdiff_t k = 0; ordinary && k < n; k += width) store_lanes(s + k, tanh(simd<C>(load_lanes(s + k) / cap)).v * cap);
         for (ptrdiff_t k = 0; !ordinary && k < n; ++k) s[k] = C(std::tanh(double(s[k]) / t.softcap) * t.softcap);
-        for (ptrdiff_t k = 0; derivative && k < n; ++k) derivative[k] = C(1 - double(s[k]) / t.softcap * (double(s[k]) / t.softcap));
     }
     if (t.base[AT_BIAS]) {
         C bias[KEY_BLOCK<C>];

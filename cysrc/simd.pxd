@@ -217,4 +217,4 @@ cdef extern from "gradient_schedule.hpp" nogil:
         attention_task inputs, gradients
         bint bias_sums
         double* sinks
-    bint run_gradients[A](const gradient_task& g, int threads)
+    bint run_gradients[C](const gradient_task& g, int threads)

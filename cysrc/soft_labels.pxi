@@ -109,7 +109,11 @@ cdef void run_soft(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
         s.m[0], s.mass[0], s.dot[0], s.linear[0] = row.m, row.mass, row.dot, row.linear
         s.rest[0] = row.rest
         s.count[0] = 1
-        s.total[0] = row.rest * (exp_one(row.m) if shift_for(STATE, row.m) != row.m and row.m != -INFINITY else 1.0)
+        if row.m == -INFINITY:
+            # d = count + total is 1 in a row of nothing but -inf, as where each of them is counted: its logarithm is m
+            s.total[0] = row.rest + 1
+        else:
+            s.total[0] = row.rest * (exp_one(row.m) if shift_for(STATE, row.m) != row.m else 1.0)
         put_losses(t, r, 1, &s)
 
 

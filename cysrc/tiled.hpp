@@ -40,6 +40,12 @@ template <class A> struct tile_plan {
     }
 };
 
+// A row of bfloat16 as it lies, or gathered into `memory`.
+inline const bf16* row_of_halves(const attention_task& t, int op, const char* row, ptrdiff_t dim, bf16* memory) {
+    if (t.direct<bf16>(op)) return (const bf16*)row;
+    for (ptrdiff_t e = 0; e < dim; ++e, row += t.item[op]) std::memcpy((void*)(memory + e), row, sizeof(bf16));
+    return memory;
+}
 // Up to one register's width of rows of an operand, widened where they lie or gathered, to columns.
 template <class A, class address> void pack_rows(
     const attention_task& t, int op, address at, int count, ptrdiff_t dim, typename A::compute* gathered, typename A::word* dst, ptrdiff_t step) {
@@ -48,6 +54,7 @@ template <class A, class address> void pack_rows(
     const char* rows[width];
     for (int i = 0; i < count; ++i) rows[i] = at(i);
     if constexpr (A::terms > 1) {
+        for (int i = 0; i < count; ++i) rows[i] = (const char*)row_of_halves(t, op, rows[i], dim, (bf16*)gathered + i * dim);
         pack_transposed<A, bf16>(rows, count, dim, dst, step);
     } else {
         if (t.direct<C>(op)) return pack_transposed<A, C>(rows, count, dim, dst, step);
@@ -110,6 +117,16 @@ template <class A> bool pack_value_lanes(
     gather_for<C>(t.code[op])(row, t.item[op], dim, gathered);
     return value_packer<A, C>::pack(gathered, nullptr, dim, k, columns, dst);
 }
+// The same of as many rows as a word has terms; `next`, where there are two, may be null: 0.
+template <class A> bool pack_value_rows(
+    const attention_task& t, int op, const char* row, const char* next, ptrdiff_t dim, ptrdiff_t k, ptrdiff_t columns,
+    typename A::compute* gathered, typename A::word* dst) {
+    if constexpr (A::terms > 1) {
+        bf16* memory = (bf16*)gathered;
+        const bf16* second = next ? row_of_halves(t, op, next, dim, memory + dim) : nullptr;
+        return value_packer<A, bf16>::pack(row_of_halves(t, op, row, dim, memory), second, dim, k, columns, dst);
+    } else return pack_value_lanes<A>(t, op, row, dim, k, columns, gathered, dst);
+}
 
 template <class A> struct tiled_rows {
     using C = typename A::compute;
@@ -161,21 +178,19 @@ template <class A> struct tiled_rows {
             for (ptrdiff_t c = 0; c < plan.columns; c += width) std::memset((void*)(dst + value_offset<A>(c, inner, plan.columns)), 0, sizeof(vec_of<C>));
             return;
         }
-        const char* row = q.key(AT_V, w.head, j);
-        bool finite;
-        if constexpr (A::terms > 1) {
-            const char* next = j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
-            finite = value_packer<A, bf16>::pack((const bf16*)row, (const bf16*)next, plan.dim_v, inner, plan.columns, dst);
-        } else finite = pack_value_lanes_of(row, inner, dst);
-        if (!finite)
+        const char *row = q.key(AT_V, w.head, j), *next = A::terms > 1 && j + 1 < stop ? q.key(AT_V, w.head, j + 1) : nullptr;
+        if (!pack_value_word(row, next, inner, dst))
             for (ptrdiff_t k = j; k < std::min(j + A::terms, stop); ++k) not_finite[not_finite_count++] = k;
     }
-    bool pack_value_lanes_of(const char* row, ptrdiff_t inner, word* dst) {
+    bool pack_value_word(const char* row, const char* next, ptrdiff_t inner, word* dst) {
         C* gathered = part<C>(plan.gathered);
-        if (!shrink) return pack_value_lanes<A>(t, AT_V, row, plan.dim_v, inner, plan.columns, gathered, dst);
-        gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
-        for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
-        return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
+        if constexpr (A::terms == 1)                // a second try is by lanes
+            if (shrink) {
+                gather_for<C>(t.code[AT_V])(row, t.item[AT_V], plan.dim_v, gathered);
+                for (ptrdiff_t e = 0; e < plan.dim_v; ++e) gathered[e] *= SHRINK<C>;
+                return value_packer<A, C>::pack(gathered, nullptr, plan.dim_v, inner, plan.columns, dst);
+            }
+        return pack_value_rows<A>(t, AT_V, row, next, plan.dim_v, inner, plan.columns, gathered, dst);
     }
 
     // Values that are not finite were packed as 0: every row that sees one gets it here.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.exceptions import AxisError
 
-from dualsoft.arrays import Array, is_cupy, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, is_cupy, module_of, number_or_same_kind, on_device_of, own, same_kind
 from dualsoft.dtypes import FLOAT64, FORMATS, DType, Format, find_format, is_float, same_number
 
 Shape = tuple[int, ...]
@@ -31,7 +31,8 @@ def one_axis(axis: object, ndim: int, name: str = "axis") -> int:
 
 
 def integer_of(axis: object, name: str) -> int:
-    if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__"):
+    # What is on a device is not read, although CuPy would, and wait for it.
+    if isinstance(axis, bool | np.bool_) or not hasattr(axis, "__index__") or is_cupy(axis):
         raise TypeError(f"{name} must be an integer, got {axis!r}")
     try:
         return operator.index(axis)
@@ -191,7 +192,7 @@ def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
     """
     if type(scale) is float:
         return scale
-    array = same_kind(scale, "scale", x, "x")
+    array = number_or_same_kind(scale, "scale", x, "x")
     if find_format(array.dtype) is None:
         raise TypeError(
             f"scale must be real (an integer, float16, bfloat16, float32 or float64), got dtype {array.dtype}"
@@ -200,7 +201,7 @@ def scale_of(scale: object, kept: Shape, x: Array) -> float | Array:
         return float(array)
     if array.dtype != FLOAT64:
         with on_device_of(array):
-            array = array.astype(FLOAT64)
+            array = own(array.astype(FLOAT64))
     return broadcast(array, kept, "scale", "the reduced shape with the axes kept,")
 
 
@@ -276,7 +277,7 @@ def elementwise_result(
     if as_it_is and not (reads and _overlaps(array, reads)):
         return array
     with on_device_of(x):
-        return module_of(x).empty(shape, dtype)
+        return own(module_of(x).empty(shape, dtype))
 
 
 def reduced_result(
@@ -295,7 +296,7 @@ def reduced_result(
     array = _checked_out(out, shape, dtype, x)
     if not array.dtype.isnative or _overlaps(array, reads):
         with on_device_of(x):
-            return module_of(x).empty(kept, dtype)
+            return own(module_of(x).empty(kept, dtype))
     return array if keepdims else module_of(x).expand_dims(array, axes)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualsoft.arrays import Array, module_of
+from dualsoft.arrays import delivered
 from dualsoft.attention_problem import (
     AttentionProblem,
     attention_problem,
@@ -337,12 +337,5 @@ def _answer(problem: AttentionProblem, out: Any, alone: bool) -> Any:
     if alone:
         result, lse = result[0], None if lse is None else lse[0]
     if out is not None:
-        _deliver(result, out)
-        result = out
+        result = delivered(result, out)
     return result if lse is None else (result, lse)
-
-
-def _deliver(result: Array, out: Array) -> None:
-    """Fill ``out`` where an overlap made the problem compute into another array."""
-    if result is not out and not module_of(out).may_share_memory(result, out):
-        out[...] = result

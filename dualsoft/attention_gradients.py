@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from dualsoft.arrays import Array, module_of, scalar_if_0d
+from dualsoft.arrays import Array, module_of, on_device_of, scalar_if_0d
 from dualsoft.attention import Window
 from dualsoft.block_mask import BlockMask
 from dualsoft.gradient_problem import Answer, Answers, GradientProblem, gradient_problem, packed_gradient_problem
@@ -204,10 +204,11 @@ def _delivered(answer: Answer | None) -> Array | None:
     if answer is None:
         return None
     computed, shape, dtype = answer
-    if computed.shape != shape:
-        kept = (1,) * (computed.ndim - len(shape)) + shape
-        axes = tuple(axis for axis, n in enumerate(kept) if n != computed.shape[axis])
-        if axes:
-            computed = computed.sum(axis=axes, dtype=module_of(computed).float64)
-        computed = computed.reshape(shape)
-    return scalar_if_0d(computed if computed.dtype == dtype else computed.astype(dtype))
+    with on_device_of(computed):
+        if computed.shape != shape:
+            kept = (1,) * (computed.ndim - len(shape)) + shape
+            axes = tuple(axis for axis, n in enumerate(kept) if n != computed.shape[axis])
+            if axes:
+                computed = computed.sum(axis=axes, dtype=module_of(computed).float64)
+            computed = computed.reshape(shape)
+        return scalar_if_0d(computed if computed.dtype == dtype else computed.astype(dtype))

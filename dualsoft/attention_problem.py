@@ -13,13 +13,14 @@ sequences   prod(batch)                 n                                    B
 """
 
 import math
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualsoft import attention_arguments as single
 from dualsoft.arguments import Shape, check_truth, reduced_result
-from dualsoft.arrays import Array, module_of
+from dualsoft.arrays import Array, module_of, with_device_of
 from dualsoft.attention_arguments import INT64
 from dualsoft.attention_operands import Operands, operands
 from dualsoft.dtypes import F32, F64, FLOAT64
@@ -94,6 +95,7 @@ class AttentionProblem(NamedTuple):
         return self.q
 
 
+@with_device_of(itemgetter(0))
 def attention_problem(
     q: Any, k: Any, v: Any, options: Options, return_lse: object, out: object
 ) -> tuple[AttentionProblem, bool]:
@@ -110,6 +112,7 @@ def attention_problem(
     return assembled(given, target, lse, None, None, rules, extras, None, None, None), given.alone
 
 
+@with_device_of(itemgetter(0))
 def attention_state_problem(
     q: Any, k: Any, v: Any, options: Options, key_start: object, key_total: object
 ) -> tuple[AttentionProblem, bool]:
@@ -130,6 +133,7 @@ def attention_state_problem(
     return assembled(given, target, None, m, d, rules, extras, None, None, None), given.alone
 
 
+@with_device_of(itemgetter(0))
 def varlen_problem(
     q: Any,
     k: Any,
@@ -177,6 +181,7 @@ def packed_of(
     return q_starts, k_starts, rules, extras_of(options, q, (heads, queries, longest))
 
 
+@with_device_of(itemgetter(0))
 def paged_problem(
     q: Any,
     k_pages: Any,

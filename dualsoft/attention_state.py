@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dualsoft.arguments import real, result_dtype
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind, scalar_if_0d
+from dualsoft.arrays import Array, as_array, device_of, is_cupy, module_of, on_device_of, same_kind, scalar_if_0d
 from dualsoft.attention_arguments import sinks_of
 from dualsoft.dtypes import FLOAT64, DType, find_format
 from dualsoft.frozen import Frozen, locked
@@ -35,7 +35,7 @@ class AttentionState(Frozen):
     Raises
     ------
     ValueError
-        When the shapes do not fit, or an entry of ``d`` is negative.
+        When the shapes do not fit, or an entry of ``d`` is negative (of a CuPy array: its row becomes NaN).
     TypeError
         When one is not real, or they are arrays of different kinds.
 
@@ -64,7 +64,8 @@ class AttentionState(Frozen):
 
     def __init__(self, out: Any, m: Any, d: Any) -> None:
         out = real(as_array(out, "out"), "out")
-        m, d = (real(same_kind(x, name, out, "out"), name).astype(FLOAT64) for x, name in ((m, "m"), (d, "d")))
+        with on_device_of(out):
+            m, d = (real(same_kind(x, name, out, "out"), name).astype(FLOAT64) for x, name in ((m, "m"), (d, "d")))
         if not out.ndim or not out.shape[:-1] == m.shape == d.shape:
             raise ValueError(
                 f"m and d must have the shape of out without its last axis, got out {out.shape}, m {m.shape} and "
@@ -105,12 +106,13 @@ class AttentionState(Frozen):
         True
         """
         out = real(as_array(out, "out"), "out")
-        lse = real(same_kind(lse, "lse", out, "out"), "lse").astype(FLOAT64)
+        lse = real(same_kind(lse, "lse", out, "out"), "lse")
         if not out.ndim or out.shape[:-1] != lse.shape:
             raise ValueError(
                 f"lse must have the shape of out without its last axis, got out {out.shape} and lse {lse.shape}"
             )
-        return _state_from(*canonical(_sums(out), lse, module_of(out).ones(lse.shape, FLOAT64)))
+        with on_device_of(out):
+            return _state_from(*canonical(_sums(out), lse.astype(FLOAT64), module_of(out).ones(lse.shape, FLOAT64)))
 
     @property
     def out(self) -> Array:
@@ -135,7 +137,7 @@ class AttentionState(Frozen):
     @property
     def lse(self) -> Any:
         """The log of the sum of exponentials, ``m + ln d`` in nats, float64."""
-        with np.errstate(all="ignore"):
+        with on_device_of(self._m), np.errstate(all="ignore"):
             return scalar_if_0d(self._m + module_of(self._m).log(self._d))
 
     def finalize(self, dtype: Any = None, sinks: Any = None) -> tuple[Array, Array]:
@@ -170,15 +172,16 @@ class AttentionState(Frozen):
         (3.0, 2.0)
         """
         wanted = result_dtype(dtype, self._out.dtype)
-        parts = self._out, self._m, self._d
-        if sinks is not None:
-            if not self._m.ndim:
-                raise ValueError("sinks need a state with an axis of queries, got one of the shape ()")
-            heads = self._m.shape[-2] if self._m.ndim > 1 else 1
-            parts = with_sinks(*parts, sinks_of(sinks, heads, self._m)[:, None][0 if self._m.ndim == 1 else ...])
-        out, lse = divided(*parts, wanted)
+        parts = self._parts()
         wide = FLOAT64 in (wanted, self._out.dtype)
-        return out, lse if wide else lse.astype(_FLOAT32)
+        with on_device_of(self._m):
+            if sinks is not None:
+                if not self._m.ndim:
+                    raise ValueError("sinks need a state with an axis of queries, got one of the shape ()")
+                heads = self._m.shape[-2] if self._m.ndim > 1 else 1
+                parts = with_sinks(*parts, sinks_of(sinks, heads, self._m)[:, None][0 if self._m.ndim == 1 else ...])
+            out, lse = divided(*parts, wanted)
+            return out, lse if wide else lse.astype(_FLOAT32)
 
     def to(self, device: str) -> "AttentionState":
         """Return the state with NumPy arrays, for which the host waits, or with CuPy arrays on the current device.
@@ -259,7 +262,7 @@ class AttentionState(Frozen):
         return (
             self._out.shape == other._out.shape
             and self._out.dtype == other._out.dtype
-            and is_cupy(self._m) == is_cupy(other._m)
+            and device_of(self._m) == device_of(other._m)
             and all(same_values(mine, its) for mine, its in zip(self._parts(), other._parts(), strict=True))
         )
 
@@ -287,7 +290,8 @@ def _sums(out: Array) -> Array:
     """Return a copy of ``out`` in the dtype of a state."""
     known = find_format(out.dtype)
     kept: DType = FLOAT64 if known is None or known.result == FLOAT64 else _FLOAT32
-    return out.astype(kept)
+    with on_device_of(out):
+        return out.astype(kept)
 
 
 def _freeze(state: AttentionState, out: Array, m: Array, d: Array) -> None:

@@ -4,22 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from dualsoft.arrays import Array, as_array
+from dualsoft.arrays import Array, as_array, with_device_of
 from dualsoft.attention import attention, attention_paged
-from dualsoft.attention_arguments import bias_of, blocks_of, mask_of
 from dualsoft.cache_arguments import (
     check_capacity,
     counts_of,
-    for_all_slots,
     kept_lengths,
     new_tokens,
+    options_for_all_slots,
     query_of,
     sequence_index,
     sizes_of,
 )
 from dualsoft.cache_storage import Pages, Sized, Sizes, Strips, apart, shown, write
 
-_JUDGES: dict[str, Any] = {"mask": mask_of, "bias": bias_of, "block_mask": blocks_of}
+_at_home = with_device_of(lambda given: given[0]._storage.k)
 
 
 class KVCache(Sized):
@@ -173,6 +172,7 @@ class KVCache(Sized):
         self._storage.settle(self._held)
         return self._storage
 
+    @_at_home
     def append(self, k: Any, v: Any, lengths: Any = None) -> None:
         """Add tokens at the end of the sequences.
 
@@ -224,6 +224,7 @@ class KVCache(Sized):
             storage.settle(self._held)  # a pool that others share must not wait for the next call
             raise
 
+    @_at_home
     def truncate(self, lengths: Any) -> None:
         """Forget all but the first ``lengths[b]`` tokens of each sequence.
 
@@ -252,6 +253,7 @@ class KVCache(Sized):
         self._keep(kept, self._storage)
         self._storage.settle(kept)
 
+    @_at_home
     def reorder(self, batch_index: Any) -> None:
         """Let each sequence b be what sequence ``batch_index[b]`` was: the surviving beams of a beam search.
 
@@ -282,6 +284,7 @@ class KVCache(Sized):
             self._keep([self._held[source] for source in index], storage)
             storage.settle(self._held)
 
+    @_at_home
     def fork(self, batch_index: Any) -> "KVCache":
         """Return a new cache whose sequence i starts as a copy of sequence ``batch_index[i]``; this one stays as it is.
 
@@ -319,6 +322,7 @@ class KVCache(Sized):
         other._keep([self._held[source] for source in index], self._storage.fork(index, self._held))
         return other
 
+    @_at_home
     def attention(self, q: Any, **options: Any) -> Any:
         """Compute attention of queries to the tokens held, as ``dualsoft.attention`` with ``kv_lengths``.
 
@@ -365,12 +369,7 @@ class KVCache(Sized):
                 options["kv_lengths"] = self._lengths_array()
             return attention(q, storage.k[:, :, :longest], storage.v[:, :, :longest], **options)
         used = -(-longest // storage.page_size)
-        slots = used * storage.page_size
-        if slots != longest:
-            for name, judge in _JUDGES.items():
-                if options.get(name) is not None:
-                    judge(options[name], (*q.shape[:3], longest), q)
-                    options[name] = for_all_slots(options[name], name, longest, slots, q)
+        options = options_for_all_slots(options, longest, used * storage.page_size, q)
         return attention_paged(q, storage.k, storage.v, storage.table[:, :used], self._lengths_array(), **options)
 
     def __copy__(self) -> "KVCache":
@@ -379,6 +378,7 @@ class KVCache(Sized):
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         return self.__copy__()
 
+    @_at_home
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._sizes, *self._storage.gather(self._held), self._held)
 

@@ -8,9 +8,12 @@ import numpy as np
 
 from dualsoft.arguments import integer_of, result_dtype
 from dualsoft.arrays import Array, as_array, is_cupy, module_of, same_kind
+from dualsoft.attention_arguments import bias_of, blocks_of, mask_of
 from dualsoft.block_mask import BlockMask
 from dualsoft.cache_storage import Sizes
 from dualsoft.dtypes import FLOAT64, DType, find_format
+
+_JUDGES: dict[str, Any] = {"mask": mask_of, "bias": bias_of, "block_mask": blocks_of}
 
 
 def sizes_of(
@@ -190,11 +193,25 @@ def sequence_index(index: object, held: int, wanted: int | None) -> list[int]:
     return [entry % held for entry in entries]
 
 
-def for_all_slots(value: Any, name: str, keys: int, slots: int, q: Array) -> Any:
-    """Return a mask or bias that fits the keys of the longest sequence as one for all slots of its pages.
+def options_for_all_slots(options: dict[str, Any], keys: int, slots: int, q: Array) -> dict[str, Any]:
+    """Return options whose masks and bias fit the keys of the longest sequence as those for all slots of its pages.
 
     What is added decides nothing: those slots are past every length.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As ``dualsoft.attention``.
     """
+    if keys == slots:
+        return options
+    given = {name: judge for name, judge in _JUDGES.items() if options.get(name) is not None}
+    for name, judge in given.items():
+        judge(options[name], (*q.shape[:3], keys), q)
+    return options | {name: _for_all_slots(options[name], name, keys, slots, q) for name in given}
+
+
+def _for_all_slots(value: Any, name: str, keys: int, slots: int, q: Array) -> Any:
     if isinstance(value, BlockMask):
         blocks, wanted = -(-keys // value.block_k), -(-slots // value.block_k)
         return BlockMask(_padded(same_kind(value.mask, name, q, "q"), blocks, wanted), value.block_q, value.block_k)

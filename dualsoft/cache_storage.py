@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dualsoft.arrays import Array, module_of
+from dualsoft.arrays import Array, module_of, on_device_of
 from dualsoft.dtypes import DType
 
 Run = tuple[int, int, int, int, int]
@@ -83,7 +83,8 @@ class Sized:
 def _empty_pair(places: int, slots: int, sizes: Sizes, like: Array) -> tuple[Array, Array]:
     # Zeros come from the system as untouched memory: they cost nothing until a token is written.
     zeros, shape = module_of(like).zeros, (places, sizes.kv_heads, slots)
-    return zeros((*shape, sizes.head_dim), sizes.dtype), zeros((*shape, sizes.head_dim_v), sizes.dtype)
+    with on_device_of(like):
+        return zeros((*shape, sizes.head_dim), sizes.dtype), zeros((*shape, sizes.head_dim_v), sizes.dtype)
 
 
 def shown(array: Array) -> Array:

@@ -4,12 +4,13 @@ What describes the forward pass is an ``AttentionProblem`` whose ``out`` and ``l
 """
 
 import math
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualsoft.arguments import Shape, real
-from dualsoft.arrays import Array, as_array, module_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, same_kind, with_device_of
 from dualsoft.attention_operands import Operands, operands
 from dualsoft.attention_problem import AttentionProblem, Options, assembled, extras_of, packed_of, rules_of
 from dualsoft.dtypes import F64, FLOAT64, DType, find_format
@@ -92,6 +93,7 @@ class _Made(NamedTuple):
 _NOTHING = _Made(None, -1, None)
 
 
+@with_device_of(itemgetter(1))
 def gradient_problem(
     grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_lse: Any, needs: object, options: Options
 ) -> tuple[GradientProblem, Answers]:
@@ -107,6 +109,7 @@ def gradient_problem(
     return _problem(forward, (q, k, v), given, grad_out, grad_lse, wanted, options)
 
 
+@with_device_of(itemgetter(1))
 def packed_gradient_problem(
     grad_out: Any,
     q: Any,

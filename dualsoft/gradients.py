@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualsoft.arrays import module_of, on_device_of, scalar_if_0d
+from dualsoft.arrays import delivered, scalar_if_0d
 from dualsoft.loss_problem import LossProblem, logsumexp_gradient_problem, softmax_gradient_problem
 from dualsoft.registry import run
 from dualsoft.state import pair_or_array
@@ -178,7 +178,4 @@ def gradient(problem: LossProblem, out: Any) -> Any:
         run(problem)
     if out is None:
         return scalar_if_0d(result)
-    if result is not out and not module_of(out).may_share_memory(result, out):
-        with on_device_of(out):
-            out[...] = result
-    return out
+    return delivered(result, out)

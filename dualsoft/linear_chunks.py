@@ -18,7 +18,7 @@ from dualsoft.pair import log_of, merge_pairs
 from dualsoft.problem import StateProblem
 
 BLOCK_ROWS = 1024
-BLOCK_CLASSES = 2048
+BLOCK_CLASSES = 4096
 
 Run = Callable[[Any], None]
 
@@ -70,7 +70,6 @@ def _forward(operands: Operands, targets: Targets, run: Run) -> _Sums:
     xp = module_of(operands.hidden)
     rows = len(operands.hidden)
     sums = _Sums(xp.full((rows, 1), -np.inf), xp.full((rows, 1), -1.0), *(xp.zeros((rows, 1)) for _ in range(3)))
-    ones = xp.ones(BLOCK_CLASSES, operands.compute)
     for _, blocks in _blocks(operands):
         for block in blocks:
             at, logits = block.rows, block.logits
@@ -86,7 +85,8 @@ def _forward(operands: Operands, targets: Targets, run: Run) -> _Sums:
                 sums.mass[at] += labels.sum(1, dtype=FLOAT64, keepdims=True)
                 sums.dot[at] += xp.where(labels == 0, 0, labels * logits).sum(1, dtype=FLOAT64, keepdims=True)
             if targets.smoothing:
-                sums.linear[at] += (logits @ ones[: logits.shape[1]])[:, None]
+                # Not a product with ones: in float32 what two thousand equal logits lose adds up.
+                sums.linear[at] += logits.sum(1, dtype=FLOAT64, keepdims=True)
     if targets.labels_code < 0:
         sums.mass[...] = 1
     return sums
@@ -142,7 +142,8 @@ def _backward(
     of_hidden = xp.zeros(operands.hidden.shape, operands.compute)
     ones = xp.ones(BLOCK_ROWS, operands.compute)
     for classes, blocks in _blocks(operands):
-        of_weight = xp.zeros(problem.weight[classes].shape, operands.compute)
+        # Blocks of rows may be thousands: float32 would drift.
+        of_weight = xp.zeros(problem.weight[classes].shape, FLOAT64)
         of_bias = xp.zeros(len(of_weight), FLOAT64)
         for block in blocks:
             at, logits = block.rows, block.logits
@@ -194,7 +195,11 @@ def _subtract_targets(
         return
     inside, column = _labels_inside(targets, block)
     difference = before - log
-    exact = grad * (xp.expm1(difference) + (targets.smoothing - uniform)) + (factor - grad) * xp.exp(difference)
+    if targets.smoothing > 0.5:
+        # Of a label that keeps less than half, the 1 of p - 1 would only cancel.
+        exact = factor * xp.exp(difference) - grad * ((1 - targets.smoothing) + uniform)
+    else:
+        exact = grad * (xp.expm1(difference) + (targets.smoothing - uniform)) + (factor - grad) * xp.exp(difference)
     rows = xp.arange(len(logits))[:, None]
     logits[rows, column] = xp.where(inside, exact, logits[rows, column]).astype(logits.dtype)
 

@@ -1,13 +1,14 @@
 """Frozen descriptions of a loss of logits that are a product, which is never stored whole."""
 
 import math
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualsoft import arguments
 from dualsoft import loss_arguments as single
-from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind, with_device_of
 from dualsoft.dtypes import F32, F64, FLOAT64, DType, find_format
 from dualsoft.loss_problem import FLOAT32, Targets, checked_targets, grad_of_loss, loss_dtype
 
@@ -66,6 +67,7 @@ class LinearGradientProblem(NamedTuple):
 LinearProblem = LinearCrossEntropyProblem | LinearGradientProblem
 
 
+@with_device_of(itemgetter(0))
 def linear_cross_entropy_problem(
     hidden: object, weight: object, labels: object, bias: object, ignore_index: object, label_smoothing: object,
     z_loss: object, reduction: object, return_lse: object,
@@ -83,6 +85,7 @@ def linear_cross_entropy_problem(
     return LinearCrossEntropyProblem(array, out, operands.code, code, operands, targets, lse)
 
 
+@with_device_of(itemgetter(1))
 def linear_gradient_problem(
     grad: object, hidden: object, weight: object, labels: object, lse: object, bias: object, ignore_index: object,
     label_smoothing: object, z_loss: object, reduction: object,

@@ -7,7 +7,7 @@ import numpy as np
 
 from dualsoft.accuracy import unit_roundoff
 from dualsoft.arguments import Shape, integer_of, kept_shape, real, reduced_shape
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, is_cupy, module_of, number_or_same_kind, on_device_of, same_kind
 from dualsoft.attention_arguments import bounds, number_of
 from dualsoft.dtypes import FLOAT64, Format, find_format, is_float
 from dualsoft.pair import Pair
@@ -77,24 +77,24 @@ def z_loss_of(z_loss: object) -> float:
 
 
 def ignored_of(ignore_index: object) -> int | None:
-    """Return the label of rows that do not count, None where no label can be it.
+    """Return the label of rows that do not count.
 
     Raises
     ------
     TypeError
         When it is neither None nor an integer.
     """
-    if ignore_index is None:
-        return None
-    index = integer_of(ignore_index, "ignore_index")
-    return index if -(2**63) <= index < 2**63 else None
+    return None if ignore_index is None else integer_of(ignore_index, "ignore_index")
 
 
-def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: int | None) -> tuple[Array, int]:
+def labels_of(
+    labels: object, beside: Array, shape: Shape, axis: int, ignored: int | None
+) -> tuple[Array, int, int | None]:
     """Return class indices as int64 with the axis kept, and -1; or probabilities as they are, and their dtype code.
 
-    ``shape`` is that of the logits. Indices get memory of their own: nobody can change them between this check and
-    their use. NumPy's may stand beside CuPy data, and stay NumPy's.
+    Beside them what is ``ignored``, as the indices have it, None where none can be it. ``shape`` is that of the logits.
+    Indices get memory of their own: nobody can change them between this check and their use. NumPy's may stand beside
+    CuPy data, and stay NumPy's.
 
     Raises
     ------
@@ -114,16 +114,21 @@ def labels_of(labels: object, beside: Array, shape: Shape, axis: int, ignored: i
             f"labels must be integers (class indices) or floating-point (probabilities), got dtype {array.dtype}"
         )
     if not is_index:
-        return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code
+        return _probabilities(array, beside, shape, axis, ignored), format_of(array, "labels").code, None
     if array.shape != reduced:
         hint = "; probabilities must be floating-point" if array.shape == shape else ""
         raise ValueError(
             f"labels that are class indices must have the shape of the losses, {reduced}, got {array.shape}{hint}"
         )
     indices = array.astype(INT64)
+    given = array if array.dtype.kind == "u" else indices
+    if ignored is not None and not np.iinfo(given.dtype).min <= ignored <= np.iinfo(given.dtype).max:
+        ignored = None
     if type(array) is _ndarray and array.size:
-        _check_range(array if array.dtype.kind == "u" else indices, shape[axis], ignored)
-    return indices.reshape(kept_shape(shape, (axis,))), -1
+        _check_range(given, shape[axis], ignored)
+    if ignored is not None and ignored >= 2**63:
+        ignored -= 2**64  # as the labels that became int64
+    return indices.reshape(kept_shape(shape, (axis,))), -1, ignored
 
 
 def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
@@ -132,7 +137,7 @@ def _check_range(indices: Array, classes: int, ignored: int | None) -> None:
         return
     wrong = (indices < 0) | (indices >= classes)
     if ignored is not None:
-        wrong &= indices != ignored
+        wrong &= indices != indices.dtype.type(ignored)
     if wrong.any():
         at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         place = ", ".join(str(int(index)) for index in at)
@@ -173,7 +178,7 @@ def row_factor(grad: object, kept: Shape, axes: tuple[int, ...], x: Array, name:
     """
     if type(grad) is float:
         return grad
-    array = real(same_kind(grad, name, x, "the input"), name)
+    array = real(number_or_same_kind(grad, name, x, "the input"), name)
     if array.ndim == 0 and not is_cupy(array):
         return float(array)
     xp, reduced = module_of(array), reduced_shape(kept, axes)

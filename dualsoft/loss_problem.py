@@ -4,13 +4,14 @@ Everything reduced keeps its axes with length 1. ``mask`` is the bit mask of the
 ``scale``) are a float or float64 arrays of the reduced shape.
 """
 
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualsoft import arguments
 from dualsoft import loss_arguments as single
-from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, module_of, on_device_of, same_kind, with_device_of
 from dualsoft.dtypes import F64, DType, find_format
 
 FLOAT32 = np.dtype(np.float32)
@@ -114,12 +115,12 @@ def checked_targets(
     z_loss: object, reduction: object,
 ) -> Targets:  # fmt: skip
     """Judge what logits of ``shape``, of the kind of array that ``beside`` is, are compared with."""
-    ignored = single.ignored_of(ignore_index)
-    checked, code = single.labels_of(labels, beside, shape, along, ignored)
+    checked, code, ignored = single.labels_of(labels, beside, shape, along, single.ignored_of(ignore_index))
     smoothing, factor = single.smoothing_of(label_smoothing), single.z_loss_of(z_loss)
     return Targets(checked, code, ignored, smoothing, factor, single.reduction_of(reduction))
 
 
+@with_device_of(itemgetter(0))
 def cross_entropy_problem(
     logits: object, labels: object, axis: object, ignore_index: object, label_smoothing: object, z_loss: object,
     reduction: object, return_lse: object,
@@ -139,6 +140,7 @@ def cross_entropy_problem(
     return CrossEntropyProblem(array, out, (along,), 1 << along, known.code, _float_code(dtype), targets, lse)
 
 
+@with_device_of(itemgetter(1))
 def cross_entropy_gradient_problem(
     grad: object, logits: object, labels: object, lse: object, axis: object, ignore_index: object,
     label_smoothing: object, z_loss: object, reduction: object, out: object,

@@ -23,10 +23,13 @@ class Pair(NamedTuple):
 
 
 def canonical(m: Array, rest: Array) -> tuple[Array, Array]:
-    """Give each row its one form: NaN in d only, (-inf, 0) where d·exp(m) is 0, (inf, inf) where it is inf."""
+    """Give each row its one form: NaN in d only, (-inf, 0) where d·exp(m) is 0, (inf, inf) where it is inf.
+
+    A negative d, which the host has not seen on a device, is NaN.
+    """
     xp = module_of(m)
     with on_device_of(m):
-        rest = xp.where(xp.isnan(m), xp.nan, rest)
+        rest = xp.where(xp.isnan(m) | (rest < -1), xp.nan, rest)
         is_nan = xp.isnan(rest)
         m = xp.where(xp.isnan(m), -np.inf, m)
         empty = ~is_nan & ((rest == -1) | xp.isneginf(m))

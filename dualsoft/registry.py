@@ -7,7 +7,7 @@ changes who answers the calls that dualsoft answers itself.
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
@@ -252,7 +252,7 @@ class use_backend:  # a context manager, used like a function
     Parameters
     ----------
     name : str
-        "reference", "cpu", "cpu:x86_64_v3" (one ISA level), or another name from ``backends()``.
+        "reference", "cpu", "cpu:x86_64_v3" (one ISA level), "cuda", or another name from ``backends()``.
 
     Raises
     ------
@@ -296,10 +296,11 @@ def warmup(backend: str = "cuda", dtypes: Any = _WARM_DTYPES, head_dims: Any = (
     ----------
     backend : str
         A name from ``backends()``. Only "cuda" compiles when it is called: the others return at once.
-    dtypes : sequence of dtype or str
+    dtypes : dtype, str, or a sequence of these
         The dtypes of the arrays to come. CUDA kernels are compiled for the current device.
-    head_dims : sequence of int
-        The head dimensions of attention to come; the CUDA backend has no attention kernels yet.
+    head_dims : int or sequence of int
+        The head dimensions of attention to come. The CUDA backend has few kernels for each dtype, for all of them: it
+        compiles these whatever is named here.
 
     Returns
     -------
@@ -320,18 +321,22 @@ def warmup(backend: str = "cuda", dtypes: Any = _WARM_DTYPES, head_dims: Any = (
     0
     """
     chosen = require(backend)
-    codes = tuple(_float_code(entry) for entry in ([dtypes] if isinstance(dtypes, str) else dtypes))
-    for entry in head_dims:
+    codes = tuple(_float_code(entry) for entry in _each(dtypes))
+    for entry in _each(head_dims):
         if integer_of(entry, "head_dims") < 1:
             raise ValueError(f"head_dims must be 1 or more, got {entry!r}")
     return 0 if chosen.warmup is None else chosen.warmup(codes)
+
+
+def _each(given: Any) -> Iterable[Any]:
+    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def _float_code(dtype: Any) -> int:
     if isinstance(dtype, str) and dtype == "bfloat16":
         return BF16  # a name that NumPy knows only once ml_dtypes is imported
     try:
-        known = find_format(np.dtype(dtype))
+        known = None if dtype is None else find_format(np.dtype(dtype))  # NumPy takes None for float64
     except TypeError:
         known = None
     if known is None or known.code & ~SWAPPED > BF16:

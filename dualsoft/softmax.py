@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualsoft.arrays import Array, module_of, on_device_of, scalar_if_0d
+from dualsoft.arrays import Array, delivered, on_device_of, scalar_if_0d
 from dualsoft.problem import cumulative_problem, logsumexp_problem, softmax_problem
 from dualsoft.registry import run
 
@@ -67,7 +67,7 @@ def softmax(
         run(problem)
     if out is None:
         return result if result.ndim else scalar_if_0d(result)
-    return out if result is out else _deliver(result, out)
+    return out if result is out else delivered(result, out)
 
 
 def log_softmax(
@@ -129,7 +129,7 @@ def log_softmax(
         run(problem)
     if out is None:
         return result if result.ndim else scalar_if_0d(result)
-    return out if result is out else _deliver(result, out)
+    return out if result is out else delivered(result, out)
 
 
 def logsumexp(
@@ -209,7 +209,7 @@ def logsumexp(
             result[...] = -float("inf")
             if sign is not None:
                 sign[...] = 0
-    log = _reduced(result, problem.axes, keepdims) if out is None else _deliver(result, out)
+    log = _reduced(result, problem.axes, keepdims) if out is None else delivered(result, out)
     return log if sign is None else (log, _reduced(sign, problem.axes, keepdims))
 
 
@@ -263,15 +263,7 @@ def cumulative_logsumexp(
             result[...] = -float("inf")
     else:
         run(problem)
-    return result if out is None else _deliver(result, out)
-
-
-def _deliver(result: Array, out: Array) -> Array:
-    """Return ``out``, copied to from ``result`` where an overlap made the problem compute into another array."""
-    if not module_of(out).may_share_memory(result, out):
-        with on_device_of(out):
-            out[...] = result.reshape(out.shape)
-    return out
+    return result if out is None else delivered(result, out)
 
 
 def _reduced(kept: Array, axes: tuple[int, ...], keepdims: bool) -> Any:

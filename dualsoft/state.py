@@ -9,6 +9,7 @@ from dualsoft.arguments import real
 from dualsoft.arrays import (
     Array,
     as_array,
+    delivered,
     device_of,
     is_cupy,
     module_of,
@@ -40,7 +41,7 @@ class SoftmaxState(Frozen):
     Raises
     ------
     ValueError
-        When the shapes do not broadcast, or an entry of ``d`` is negative.
+        When the shapes do not broadcast, or an entry of ``d`` is negative (of a CuPy array: its row becomes NaN).
     TypeError
         When one is not real, or they are arrays of different kinds.
 
@@ -212,9 +213,7 @@ class SoftmaxState(Frozen):
             run(problem)
         if out is None:
             return scalar_if_0d(result)
-        if not module_of(out).may_share_memory(result, out):
-            out[...] = result
-        return out
+        return delivered(result, out)
 
     def to(self, device: str) -> "SoftmaxState":
         """Return the state with NumPy arrays, for which the host waits, or with CuPy arrays on the current device.
@@ -316,7 +315,8 @@ def state_of(
     if problem.x.size:
         run(problem)
     else:
-        m[...], rest[...] = -np.inf, -1.0
+        with on_device_of(m):
+            m[...], rest[...] = -np.inf, -1.0
     return _state_from(m.squeeze(axes), rest.squeeze(axes))
 
 

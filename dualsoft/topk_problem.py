@@ -10,7 +10,7 @@ import numpy as np
 
 from dualsoft import arguments
 from dualsoft.arguments import Shape, format_of
-from dualsoft.arrays import Array, as_array, is_cupy, module_of, on_device_of, same_kind
+from dualsoft.arrays import Array, as_array, is_cupy, module_of, number_or_same_kind, on_device_of
 from dualsoft.dtypes import BF16, F16, F32, FLOAT64
 from dualsoft.philox import random_key
 
@@ -117,7 +117,7 @@ def _options(given: list[Any], result: Shape, along: int, x: Array) -> Array:
 
 def _numbers(value: object, name: str, result: Shape, x: Array, most: float) -> float | Array:
     """Return an option as a float or as an array by row, all of it from 0 to ``most``."""
-    array = same_kind(value, name, x, "logits")
+    array = number_or_same_kind(value, name, x, "logits")
     array = arguments.real(array, name)
     if not is_cupy(array):
         # Written so that NaN is refused too. What is on a device is not read: its rows give -1.
@@ -132,7 +132,7 @@ def _numbers(value: object, name: str, result: Shape, x: Array, most: float) -> 
 
 def _count(value: object, result: Shape, x: Array) -> float | Array:
     """Return ``top_k`` as a float or as an array by row, whole numbers from 1 on."""
-    array = same_kind(value, "top_k", x, "logits")
+    array = number_or_same_kind(value, "top_k", x, "logits")
     if array.dtype.kind not in "iu":
         raise TypeError(f"top_k must be None, an integer or an array of them, got {value!r}")
     if not is_cupy(array):

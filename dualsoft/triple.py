@@ -5,10 +5,11 @@ where the sum would be too large for the dtype of ``out``; m and d are float64.
 """
 
 import math
+from operator import itemgetter
 
 import numpy as np
 
-from dualsoft.arrays import Array, is_cupy, module_of, to_host
+from dualsoft.arrays import Array, is_cupy, module_of, to_host, with_device_of
 from dualsoft.dtypes import FLOAT64, DType
 
 PACK_VERSION = 101
@@ -16,15 +17,17 @@ PACK_VERSION = 101
 _HEAD = 3
 
 
+@with_device_of(itemgetter(0))
 def canonical(out: Array, m: Array, d: Array) -> tuple[Array, Array, Array]:
     """Give each row its one form.
 
-    Nothing seen: (0, -inf, 0), whatever ``out`` held. NaN seen: (NaN, -inf, NaN). +inf seen: (NaN, inf, inf).
+    Nothing seen: (0, -inf, 0), whatever ``out`` held. NaN seen: (NaN, -inf, NaN). +inf seen: (NaN, inf, inf). A
+    negative d, which the host has not seen on a device, is NaN.
     """
     xp = module_of(m)
     if not is_cupy(m) and (xp.isfinite(m) & (d > 0) & (d < np.inf)).all():
         return out, m, d
-    is_nan = xp.isnan(m) | xp.isnan(d)
+    is_nan = xp.isnan(m) | xp.isnan(d) | (d < 0)
     empty = ~is_nan & ((d == 0) | xp.isneginf(m))
     infinite = ~is_nan & ~empty & (xp.isposinf(m) | xp.isposinf(d))
     broken = is_nan | infinite
@@ -34,6 +37,7 @@ def canonical(out: Array, m: Array, d: Array) -> tuple[Array, Array, Array]:
     return out, m, d
 
 
+@with_device_of(itemgetter(0))
 def merge_triples(
     out_a: Array, m_a: Array, d_a: Array, out_b: Array, m_b: Array, d_b: Array
 ) -> tuple[Array, Array, Array]:
@@ -68,6 +72,7 @@ def scaled(out: Array, factor: Array) -> Array:
     return xp.where(xp.isfinite(out), out * factor[..., None], out)
 
 
+@with_device_of(itemgetter(0))
 def with_sinks(out: Array, m: Array, d: Array, sinks: Array) -> tuple[Array, Array, Array]:
     """Return the partial result with a logit a row that joins ``d`` and has no value. ``sinks`` broadcasts to ``m``."""
     xp = module_of(m)
@@ -77,6 +82,7 @@ def with_sinks(out: Array, m: Array, d: Array, sinks: Array) -> tuple[Array, Arr
     return merge_triples(out, m, d, *canonical(nothing, sinks, absent))
 
 
+@with_device_of(itemgetter(0))
 def divided(out: Array, m: Array, d: Array, dtype: DType) -> tuple[Array, Array]:
     """Return ``out / d`` as ``dtype`` and the lse: 0 and -inf where nothing was seen."""
     xp = module_of(m)
@@ -85,6 +91,7 @@ def divided(out: Array, m: Array, d: Array, dtype: DType) -> tuple[Array, Array]
         return result.astype(dtype), m + xp.log(d)
 
 
+@with_device_of(itemgetter(0))
 def pack_triple(out: Array, m: Array, d: Array) -> Array:
     """Return ``[format version, bytes of an entry of out, ndim of out, *shape of out, *m, *d, *out]``, float64."""
     xp = module_of(m)
@@ -92,6 +99,7 @@ def pack_triple(out: Array, m: Array, d: Array) -> Array:
     return xp.concatenate([head, m.ravel(), d.ravel(), out.ravel().astype(FLOAT64)])
 
 
+@with_device_of(itemgetter(0))
 def unpack_triple(packed: Array) -> tuple[Array, Array, Array]:
     """Return what ``pack_triple`` packed, in new arrays.
 

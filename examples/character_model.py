@@ -231,7 +231,8 @@ def _rms_norm_backward(model: Model, d: Array, x: Array, gain: Array, d_gain: Ar
     """Return the gradient of x; write that of the gain."""
     r = _inverse_rms(model, x)
     unit = x * r
-    model.xp.einsum("ij,ij->j", d, unit, out=d_gain)
+    # CuPy's einsum has no out=.
+    d_gain[...] = model.xp.einsum("ij,ij->j", d, unit)
     d_unit = d * gain
     along = model.xp.einsum("ij,ij->i", d_unit, unit)[:, None] / x.dtype.type(x.shape[1])
     return r * (d_unit - unit * along)

@@ -55,16 +55,16 @@ def text(argument: str) -> str:
     return argument
 
 
-def backend(name: str) -> str:
-    """Return the name of a backend that can be used for float32; the empty one is that of the best.
+def backend(name: str, xp: ModuleType = np) -> str:
+    """Return the name of a backend that can be used for float32 arrays of ``xp``; the empty one is that of the best.
 
     Raises
     ------
     argparse.ArgumentTypeError
         With the reason why not.
     """
-    some = np.zeros(1, np.float32)
     try:
+        some = xp.zeros(1, np.float32)
         if name:
             with dualsoft.use_backend(name):
                 dualsoft.backend_for(some)

@@ -216,9 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         xp = importlib.import_module(given.xp)
-        xp.zeros(1)
+        terminal.backend(given.backend or "", xp)
         text = encoded(given.text.read_text(encoding="utf-8") if given.text else standard_text())
-    except (ImportError, UnicodeDecodeError, RuntimeError) as error:
+    except (ImportError, UnicodeDecodeError, argparse.ArgumentTypeError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     if len(text.unseen) <= given.context:
@@ -286,9 +286,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-plot", action="store_const", const=None, dest="plot", help="save no picture, and need no matplotlib"
     )
     parser.add_argument("--xp", choices=("numpy", "cupy"), default="numpy", help="module of the arrays (default numpy)")
-    parser.add_argument(
-        "--backend", type=terminal.backend, help="of dualsoft, such as cpu:x86_64_v3 (default: the best)"
-    )
+    parser.add_argument("--backend", help="of dualsoft, such as cpu:x86_64_v3 (default: the best for the arrays)")
     return parser
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from attention_cases import lone, operands
 from cuda_mistakes import OUTSIDE, RACES, WRONG, Mutation
 
+import dualsoft as ds
+
 
 class Call(NamedTuple):
     """One call of attention."""
@@ -14,6 +16,7 @@ class Call(NamedTuple):
     k: Any
     v: Any
     options: dict[str, Any] = {}  # noqa: RUF012 (never written)
+    is_state: bool = False
 
 
 def special() -> Call:
@@ -28,12 +31,56 @@ def special_scores() -> Call:
     return Call(q, k, v, {"causal": True})
 
 
+def capped_overflow() -> Call:
+    """A score of about 0 on whose way float32 overflows."""
+    q, k, v = operands("bf16", lone(40, 70, 64))
+    q[..., :48:16], k[..., :48:16], k[0, 30, :48:16] = 1e19, 0, (4e19, -2e19, -2e19)
+    return Call(q, k, v, {"softcap": 4.0, "scale": 2.0**-20})
+
+
+def seen_by_some() -> Call:
+    """A value that is not finite behind a mask, for all but a few rows."""
+    q, k, v = operands("f16", lone(70, 150, 64))
+    v[0, 100, 5] = np.inf
+    mask = np.ones((70, 150), bool)
+    mask[:, 100] = np.arange(70) % 9 == 4
+    return Call(q, k, v, {"mask": mask})
+
+
+def blocks() -> Call:
+    """Of the tiles of keys the second one is seen by rows of the last warp alone, the third by nobody."""
+    seen = np.ones((14, 22), bool)
+    seen[:12, 9:18], seen[:, 18:] = False, False
+    return Call(*operands("f16", lone(70, 150, 64)), {"block_mask": ds.BlockMask(seen, 5, 7)})
+
+
+def long_state() -> Call:
+    """Sums of more than one run of keys, of which some rows see a value that is not finite."""
+    q, k, v = operands("bf16", lone(20, 2100, 64, 8))
+    v[0, 2095, 3] = np.inf
+    return Call(q, k, v, {"causal": True}, is_state=True)
+
+
+RNG = np.random.default_rng(5)
 CALLS = {
     "full": Call(*operands("f16", lone(65, 135, 64))),
     "causal": Call(*operands("f16", lone(70, 150, 64)), {"causal": True}),
     "window": Call(*operands("f16", lone(70, 300, 64)), {"window": (40, 3)}),
     "special": special(),
     "special in scores": special_scores(),
+    "capped": Call(*operands("f16", lone(70, 150, 64)), {"softcap": 0.5}),
+    "capped overflow": capped_overflow(),
+    "mask": Call(*operands("f16", lone(70, 150, 64)), {"mask": RNG.random((70, 150)) < 0.6}),
+    "seen by some": seen_by_some(),
+    "bias": Call(*operands("f16", lone(70, 150, 64)), {"bias": RNG.standard_normal((70, 150)).astype(np.float32)}),
+    "bias of the type": Call(
+        *operands("f16", lone(70, 150, 64)), {"bias": RNG.standard_normal((70, 150)).astype(np.float16), "causal": True}
+    ),
+    "bias of another type": Call(*operands("f16", lone(70, 150, 64)), {"bias": RNG.standard_normal((70, 1))}),
+    "alibi": Call(*operands("f16", lone(70, 150, 64)), {"alibi_slopes": np.array([0.25])}),
+    "blocks": blocks(),
+    "state": Call(*operands("f16", lone(70, 150, 64, 40)), {"causal": True}, is_state=True),
+    "long state": long_state(),
 }
 
 ASYNC = ("cp.async", "async", "uninitialised", "race")
@@ -57,7 +104,7 @@ MUTATIONS = {
     "pieces are moved on instead of exchanged": Mutation(
         "(first ^ u32(2 * column))", "(first + u32(2 * column))", ("full",), (WRONG, *OUTSIDE)
     ),
-    "a lane reads the pieces of another place": Mutation("lane() / 8 % 2));", "lane() / 16));", ("full",)),
+    "a lane reads the pieces of another place": Mutation("int(lane() / 8 % 2)", "int(lane() / 16)", ("full",)),
     "values are not transposed": Mutation("load_transposed(b, moved(", "load_matrices(b, moved(", ("full",)),
     "edges are not hidden": Mutation("|| j0 + KEYS > memory.hi[first]) hide", "|| false) hide", ("full", "causal")),
     "the edge of a window is not hidden": Mutation("if (j0 < memory.lo[last] ||", "if (", ("window",)),
@@ -77,9 +124,37 @@ MUTATIONS = {
     ),
     "keys past the end are read": Mutation("k >= lo && k < hi;", "k >= lo;", ("full",), (WRONG, *OUTSIDE)),
     "rows that see special values keep what they have": Mutation(
-        "if (is_clean) note_rows(", "if (false) note_rows(", ("special",)
+        "            note_rows(memory, j0, memory.special[turn]);\n", "", ("special",)
     ),
-    "rows are not marked": Mutation("if (is_odd) atomicOr(", "if (false) atomicOr(", ("special in scores",)),
+    "rows are not marked": Mutation("if (is_odd) mark_odd(", "if (false) mark_odd(", ("special in scores",)),
+    "tanh near 0 everywhere": Mutation("a < 0.625f ? near : far", "near", ("capped",)),
+    "tanh of a sum that overflowed": Mutation(
+        "fused(a, 0.0f, a < 0.625f", "fused(0.0f, 0.0f, a < 0.625f", ("capped overflow",)
+    ),
+    "the mask of one pair of keys for four": Mutation(
+        "const i64 j = row.readable(n + a, i);", "const i64 j = row.readable(n, i);", ("mask",)
+    ),
+    "addends of another lane are looked at": Mutation("row % 8 * 4 + key", "row % 8 * 2 + key", ("seen by some",)),
+    "addends move on while others look": Mutation(
+        "            __syncthreads();            // which looks at the addends of all\n", "", ("seen by some",), RACES
+    ),
+    "a bias is read without its step": Mutation(
+        "row.readable(n + a, i) * bias.item", "row.readable(n + a, i)", ("bias",), (WRONG, *OUTSIDE, "misaligned")
+    ),
+    "a bias is read past its keys": Mutation("k < lo ? lo : k < hi ? k : hi - 1", "k", ("bias of the type",), OUTSIDE),
+    "alibi rewards distance": Mutation("mul(-slope, f32(", "mul(slope, f32(", ("alibi",)),
+    "blocks are counted in keys": Mutation(
+        "block == 1 ? j : quotient_of(j, block)", "j", ("blocks",), (WRONG, *OUTSIDE)
+    ),
+    "one warp decides which tiles are seen": Mutation(
+        "const bool is_any = threadIdx.x < ROWS &&", "const bool is_any = threadIdx.x < 32 &&", ("blocks",)
+    ),
+    "sums past the last column": Mutation(
+        "if (column < t.dim_v) store_aligned(to", "store_aligned(to", ("state",), (WRONG, *OUTSIDE)
+    ),
+    "rows of a state that are not left are merged too": Mutation(
+        "if (selected && (wanted >> (row - w.first) & 1) == 0) continue;", "", ("long state",), (WRONG, *OUTSIDE)
+    ),
     "outputs are stored before all lanes have staged them": Mutation(
         "    __syncwarp();\n}\nDS_DEVICE void store_rows", "}\nDS_DEVICE void store_rows", ("full",), RACES
     ),

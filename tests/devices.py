@@ -14,9 +14,13 @@ from dualsoft.backends import Backend, cuda
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 EMULATED = "cuda-emulated"
-EVERY = tuple(f"{EMULATED}:{name}" for name in ARCHITECTURES)
+OLD_TEXT = f"{EMULATED}:sm_75"
+BOTH_TEXTS = (OLD_TEXT, f"{EMULATED}:sm_80")
+"""The architectures that the text of the kernels tells apart: test_cuda_source.py holds the kernels to it."""
 ONE = (f"{EMULATED}:sm_80",)
 """For tests whose kernels are the same text on every architecture."""
+OLD_TEXT_OF = ("f16", "bf16")
+"""The dtypes that are converted in another way before sm_80."""
 
 _MODULES: dict[str, ModuleType] = {}
 _BACKENDS: dict[str, Backend] = {}

@@ -1,8 +1,10 @@
 """``dualsoft`` as tests see it on a device backend: arrays go to the device with their layout, results come back.
 
-So one test text serves NumPy arrays and device arrays. Small integers stay where they are: they may lie on the host.
+One test text thus serves NumPy arrays and device arrays: ``Moving(backend, names)`` stands where a module has ``ds``.
+Small integers of attention stay where they are: they may lie on the host.
 """
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -10,67 +12,85 @@ from devices import get, module, put
 
 import dualsoft
 
+ATTENTION = tuple(name for name in dualsoft.__all__ if name.startswith("attention") or name == "KVCache")
+LOSSES = (
+    *("cross_entropy", "cross_entropy_backward", "linear_cross_entropy", "linear_cross_entropy_backward"),
+    *("softmax", "log_softmax", "logsumexp", "softmax_state"),
+    *("softmax_backward", "log_softmax_backward", "logsumexp_backward"),
+)
+"""Losses, gradients and what they are of."""
+
 ON_HOST = {"kv_lengths", "causal_offset", "lengths", "key_start", "key_total"}
 POSITIONAL_ON_HOST = {"attention_varlen": (3, 4), "attention_paged": (3, 4), "attention_varlen_backward": (6, 7)}
 
 
 class Moving:
-    """Names of ``dualsoft``, whose functions of attention work on the arrays of a device."""
+    """Names of ``dualsoft``, of which ``names`` work on the arrays of a device."""
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
+    def __init__(self, backend: str, names: Collection[str] = ATTENTION) -> None:
+        self._backend, self._names = backend, names
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(dualsoft, name)
+        if name not in self._names:
+            return found
         if name == "KVCache":
-            return lambda *args, **options: Cache(self, found(*args, **options, like=module(self._backend).empty(0)))
-        return self._function(name, found) if name.startswith("attention") else found
-
-    def _function(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            stay = POSITIONAL_ON_HOST.get(name, ())
-            placed = [x if at in stay else self.put(x) for at, x in enumerate(args)]
-            result = function(*placed, **{key: x if key in ON_HOST else self.put(x) for key, x in options.items()})
-            return self.got(result, options.get("out"))
-
-        return call
-
-    def put(self, x: Any) -> Any:
-        if isinstance(x, dualsoft.BlockMask):
-            return dualsoft.BlockMask(put(self._backend, np.asarray(x.mask)), x.block_q, x.block_k)
-        if isinstance(x, np.ndarray) and not x.dtype.isnative:
-            x = x.astype(x.dtype.newbyteorder("="))  # CuPy has no others
-        return put(self._backend, x)
-
-    @staticmethod
-    def got(result: Any, out: Any = None) -> Any:
-        if isinstance(result, dualsoft.AttentionState):
-            return result.to("cpu")
-        if isinstance(result, dualsoft.AttentionGrads):
-            return dualsoft.AttentionGrads(*(None if x is None else get(x) for x in result))
-        if isinstance(result, tuple):
-            return Moving.got(result[0], out), *map(get, result[1:])
-        if out is None:
-            return get(result)
-        out[...] = get(result)
-        return out
+            like = module(self._backend).empty(0)
+            return lambda *args, **options: Cache(self._backend, found(*args, **options, like=like))
+        return moving(self._backend, found, POSITIONAL_ON_HOST.get(name, ()))
 
 
 class Cache:
     """A KVCache of a device that is used with NumPy arrays."""
 
-    def __init__(self, moving: Moving, cache: Any) -> None:
-        self._moving, self._cache = moving, cache
-
-    def append(self, k: Any, v: Any, lengths: Any = None) -> None:
-        self._cache.append(self._moving.put(k), self._moving.put(v), lengths)
-
-    def attention(self, q: Any, **options: Any) -> Any:
-        placed = {key: x if key in ON_HOST else self._moving.put(x) for key, x in options.items()}
-        return Moving.got(self._cache.attention(self._moving.put(q), **placed), options.get("out"))
+    def __init__(self, backend: str, cache: Any) -> None:
+        self._backend, self._cache = backend, cache
 
     def fork(self, index: Any) -> "Cache":
-        return Cache(self._moving, self._cache.fork(index))
+        return Cache(self._backend, self._cache.fork(index))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
+        found = getattr(self._cache, name)
+        return moving(self._backend, found, (2,)) if name in ("append", "attention") else found
+
+
+def moving(backend: str, function: Callable[..., Any], on_host: Collection[int]) -> Callable[..., Any]:
+    """``function`` on the device, for arrays of the host but the positional arguments ``on_host``."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        there: dict[int, Any] = {}  # one array that is given twice is one array there too
+
+        def move(x: Any) -> Any:
+            if id(x) not in there:
+                there[id(x)] = _put(backend, x)
+            return there[id(x)]
+
+        moved = [x if at in on_host else move(x) for at, x in enumerate(args)]
+        with dualsoft.use_backend(backend):
+            result = function(*moved, **{key: x if key in ON_HOST else move(x) for key, x in options.items()})
+        return _got(result, options.get("out"))
+
+    return call
+
+
+def _put(backend: str, x: Any) -> Any:
+    if isinstance(x, dualsoft.BlockMask):
+        return dualsoft.BlockMask(_put(backend, np.asarray(x.mask)), x.block_q, x.block_k)
+    if not isinstance(x, np.ndarray | np.generic | list):
+        return x
+    x = np.asarray(x)
+    return put(backend, x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))  # CuPy has no others
+
+
+def _got(result: Any, out: Any = None) -> Any:
+    """The arrays of a result on the host. States of the softmax family stay: they are arguments of gradients."""
+    if isinstance(result, dualsoft.AttentionState):
+        return result.to("cpu")
+    if hasattr(result, "_fields"):
+        return result._make(map(_got, result))
+    if isinstance(result, tuple):
+        return _got(result[0], out), *map(get, result[1:])
+    if out is None:
+        return get(result)
+    out[...] = get(result)
+    return out

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import Shape, operands
-from cases import DTYPES, Array
+from cases import DTYPES, LAYOUTS, Array
 from devices import ONE
 from process import python
 
@@ -75,6 +75,16 @@ def key(request: pytest.FixtureRequest) -> str:
 def shape(request: pytest.FixtureRequest) -> Shape:
     found: Shape = request.param
     return found
+
+
+@pytest.mark.parametrize("name", ["heads", "decode of a batch"])
+def test_layouts(name: str, key: str, level: str) -> None:
+    """Operands that lie in another way are gathered, not multiplied in another way."""
+    x = operands(key, SHAPES[name])
+    for layout, view in LAYOUTS.items():
+        laid_out = [view(a) for a in x]
+        want = attend(*(np.ascontiguousarray(a) for a in laid_out), causal=True)
+        same(attend(*laid_out, causal=True), want, layout)
 
 
 def test_threads(shape: Shape, key: str, level: str) -> None:

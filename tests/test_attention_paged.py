@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from attention_cases import Shape, operands
 from cases import DTYPES, Array
-from devices import EVERY, ONE
+from devices import BOTH_TEXTS, ONE
 from tolerance import attention_mismatch
 
 import dualsoft as ds
 
 ON_DEVICES = {
-    "test_as_in_one_piece": EVERY, "test_unused_slots_are_not_seen": ONE, "test_shared_pages": ONE,
+    "test_as_in_one_piece": BOTH_TEXTS, "test_unused_slots_are_not_seen": ONE, "test_shared_pages": ONE,
     "test_strides_of_the_pool": ONE, "test_nothing_in_it": ONE,
 }  # fmt: skip
 INF, NAN = np.inf, np.nan

@@ -8,7 +8,7 @@ import pytest
 from attention_cases import Shape, operands
 from attention_oracle import Answer
 from cases import DTYPES, LAYOUTS, Array
-from devices import EVERY, ONE
+from devices import BOTH_TEXTS, ONE
 from tolerance import attention_mismatch
 
 import dualsoft as ds
@@ -16,7 +16,7 @@ import dualsoft as ds
 HEADS = ((4, 2), (3, 3), (5, 1))
 # lengths of queries and keys: none, one, equal, decode steps, more queries than keys
 ON_DEVICES = {
-    "test_each_sequence": EVERY, "test_neighbours_are_not_seen": ONE, "test_layouts": ONE,
+    "test_each_sequence": BOTH_TEXTS, "test_neighbours_are_not_seen": ONE, "test_layouts": ONE,
     "test_integers_of_starts": ONE,
 }  # fmt: skip
 LENGTHS: dict[str, tuple[list[int], list[int]]] = {

@@ -70,6 +70,47 @@ def test_draws_are_judged_by_where_they_may_fall() -> None:
     assert contest.judge(np.array([0, -1, 0]), ours=True).limit == "the axis"
 
 
+@needs_kernels
+def test_a_case_may_keep_more_than_its_operation() -> None:
+    operation, shape = module("bench.operations.softmax_topk").OPERATION, module("bench.options").Shape((3, 50), -1)
+    assert "(1024, 25000) k=256" in [case.label for case in operation.cases]
+    libraries = module("bench.libraries")
+    everyone = {"dualsoft": libraries.dualsoft_library()} | libraries.load(("numpy",), 1)
+    for kept in (None, 7):
+        contest = operation.contest(module("bench.operation").Case(shape, "float32", kept), np.dtype("f4"))
+        assert contest.result_shape == (3, kept or 5)
+        for name, library in everyone.items():
+            if not isinstance(library, str):
+                form = contest.forms(name, library)[""]
+                found = form.read(form.call())
+                assert found.shape == contest.result_shape, name
+                assert contest.judge(found, ours=name == "dualsoft").limit is None, name
+
+
+@needs_kernels
+def test_the_product_alone_stands_beside_the_loss_of_it() -> None:
+    loss, case = module("bench.operations.linear_cross_entropy"), module("bench.operation").Case
+    contest = loss.OPERATION.contest(case(module("bench.options").Shape((6, 16), -1), "float32"), np.dtype("f4"))
+    beside = contest.baselines(module("bench.libraries").dualsoft_library())
+    assert list(beside) == ["numpy: the product alone"]
+    weight, _ = loss.parts(contest.x, np.dtype("f4"))
+    np.testing.assert_array_equal(beside["numpy: the product alone"]()[:6, : len(weight)], contest.x @ weight.T)
+
+
+@needs_kernels
+def test_a_note_says_what_a_call_allocates() -> None:
+    loss, case = module("bench.operations.linear_cross_entropy"), module("bench.operation").Case
+    operation = loss.OPERATION._replace(
+        contenders={name: lambda _, x, axis, out: np.empty(2**20, np.uint8) for name in ("dualsoft", "numpy")}
+    )
+    contest = operation.contest(case(module("bench.options").Shape((6, 16), -1), "float32"), np.dtype("f4"))
+    assert operation.stored(contest.x) == (6 * 64 * 4, "all logits")
+    contest.operation = operation._replace(stored=lambda x: (2**22, "all of it"))
+    library = module("bench.libraries").dualsoft_library()
+    assert contest.forms("dualsoft", library)[""].note == "allocates 1.0 MiB, 1/4.0 of the 4.0 MiB of all of it"
+    assert contest.forms("numpy", library)[""].note == ""
+
+
 def test_missing_kernels_are_an_error() -> None:
     done = bench("softmax", "--quick", first=WITHOUT_KERNELS)
     assert done.returncode == 1
@@ -147,7 +188,8 @@ def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     source = tmp_path / "saved.json"
     source.write_text(json.dumps(saved))
     target = tmp_path / "README.md"
-    target.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    begin, end = readme.markers("")
+    target.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     assert readme.fill(tmp_path, target) == 0
     text = target.read_text()
     assert text.startswith("before\n")
@@ -160,15 +202,17 @@ def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     assert target.read_text() == text
 
 
-def test_the_readme_has_a_place_for_the_table() -> None:
+def test_the_readme_has_a_place_for_every_table() -> None:
     readme = module("bench.readme")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(readme.BEGIN) == text.count(readme.END) == 1
-    assert text.index(readme.BEGIN) < text.index(readme.END)
+    places = [text.index(mark) for table, *_ in readme.TABLES for mark in readme.markers(table)]
+    assert places == sorted(places)
+    assert all(text.count(mark) == 1 for table, *_ in readme.TABLES for mark in readme.markers(table))
 
 
-def test_the_readme_has_a_place_for_the_table_of_attention() -> None:
+def test_a_saved_row_belongs_to_one_table() -> None:
     readme = module("bench.readme")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(readme.BEGIN_ATTENTION) == text.count(readme.END_ATTENTION) == 1
-    assert text.index(readme.BEGIN_ATTENTION) < text.index(readme.END_ATTENTION)
+    for name in module("bench.options").operation_names():
+        axis = None if name.startswith(("attention", "decode", "paged")) else -1
+        row = {"operation": name, "axis": axis, "dtype": "float32"}
+        assert sum(wanted(row) for _, wanted, _ in readme.TABLES) == 1, name

@@ -109,7 +109,7 @@ def test_readme_table_of_attention(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "saved.json").write_text(json.dumps(saved))
     target = tmp_path / "README.md"
-    marks = readme.BEGIN, readme.END, readme.BEGIN_ATTENTION, readme.END_ATTENTION
+    marks = *readme.markers(""), *readme.markers("attention")
     target.write_text("{}\nsoftmax stays\n{}\n{}\nold\n{}\n".format(*marks))
     assert readme.fill(tmp_path, target) == 0
     text = target.read_text()

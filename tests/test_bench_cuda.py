@@ -12,6 +12,7 @@ import emulator
 import numpy as np
 import pytest
 from bench_process import bench, module
+from bench_tiny import tiny
 from small_kernels import SKIP
 
 import dualsoft
@@ -23,6 +24,8 @@ ROUNDINGS = 16 * dualsoft.accuracy.unit_roundoff("float64")
 """What a rate and a time from it, some ten operations in float64, may be off by."""
 OPERATIONS = ("softmax", "log_softmax", "logsumexp")
 """Those that cupyx has as well."""
+ATTENTION = ("attention", "attention_backward", "decode", "paged")
+BESIDE = dict(module("bench.device_contest").BESIDE)
 
 
 class Event:
@@ -78,6 +81,8 @@ class WithClock:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(module("bench.device"), "LEAST_COPY_BYTES", 1 << 12)
+    # Kernels that one test is enough for.
+    monkeypatch.setattr(module("bench.device_contest"), "BESIDE", {})
     with dualsoft.use_backend(BACKEND):
         yield module("bench.device").this_device(WithClock(devices.module(BACKEND)))._replace(simulated=True)
 
@@ -156,6 +161,61 @@ def test_a_run_prints_tables_and_saves_every_time(
 
 
 @SKIP
+def test_other_ways_to_a_result_stand_beside_it(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contest, saved = module("bench.device_contest"), tmp_path / "saved.json"
+    monkeypatch.setattr(contest, "BESIDE", BESIDE)
+    common = ("--shapes", "70x30", "30x70:0", "--repeat", "1", "--peers", "--json", str(saved))
+    assert run(device, "softmax", "logsumexp", *common) == 0, capsys.readouterr()
+    for row in json.loads(saved.read_text())["rows"]:
+        assert row["baselines"] == list(BESIDE[row["operation"]])
+        assert all(row["results"][name]["times"] for name in row["baselines"])
+    assert {"naive", "safe", "online"} < BESIDE["softmax"].keys()
+    monkeypatch.setitem(BESIDE["softmax"], "safe", lambda cp, x, axis: lambda: x)
+    assert run(device, "softmax", *common) == 1
+    assert "safe is wrong by" in capsys.readouterr().err
+
+
+@SKIP
+def test_attention_on_a_card(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every kind of case, tiny: forward, backward, one query, pages; a wrong head is seen."""
+    attention, saved = module("bench.device_attention"), tmp_path / "saved.json"
+    cases = {
+        name: tuple(dict.fromkeys(tiny(case, "float32")._replace(label=name) for case in cases))
+        for name, cases in attention.CASES.items()
+    }
+    monkeypatch.setattr(attention, "CASES", cases)
+    monkeypatch.setattr(attention, "EDGE", 16)
+    peers = ("torch",) if module("importlib.util").find_spec("torch") is not None else ()
+    common = ("--repeat", "1", "--json", str(saved))
+    assert run(device, *ATTENTION, *common, "--peers", *peers) == 0, capsys.readouterr()
+    rows = json.loads(saved.read_text())["rows"]
+    assert len(rows) == sum(map(len, cases.values()))
+    for row in rows:
+        reads = row["operation"] in ("decode", "paged")
+        assert row["ceiling"] == ("copy" if reads else "GEMM")
+        assert (row["flops"] == 0) == reads
+        for name in ("dualsoft", row["ceiling"]):
+            assert row["results"][name]["times"], row
+        for name in peers:
+            found = row["results"][name]
+            assert found["times"] or found["reason"].startswith("SDPA"), row
+    right = dualsoft.attention
+
+    def wrong_in_the_last_head(*arrays: Any, **options: Any) -> Any:
+        out = right(*arrays, **options)
+        out[-1, -1] += 1
+        return out
+
+    monkeypatch.setattr(dualsoft, "attention", wrong_in_the_last_head)
+    assert run(device, "decode", *common, "--peers") == 1
+    assert "is wrong" in capsys.readouterr().err
+
+
+@SKIP
 def test_a_wrong_result_fails_the_run_and_a_wrong_peer_does_not(
     device: Any, cupyx: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,14 +236,14 @@ def test_a_case_without_memory_ends_nothing(
     device: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contest = module("bench.device_contest")
-    filled = contest._filled
+    filled = contest.filled
 
     def small_only(cp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if shape[0] > 100:
             raise MemoryError("out of memory")
         return filled(cp, shape, dtype)
 
-    monkeypatch.setattr(contest, "_filled", small_only)
+    monkeypatch.setattr(contest, "filled", small_only)
     saved = tmp_path / "saved.json"
     assert run(device, "softmax", "--shapes", "101x8", "4x8", "--repeat", "1", "--peers", "--json", str(saved)) == 1
     assert "out of memory" in capsys.readouterr().err
@@ -257,7 +317,7 @@ def test_buffers_are_cold_when_their_turn_comes(device: Any, shape: tuple[int, i
 def test_inputs_repeat_random_numbers(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     contest = module("bench.device_contest")
     monkeypatch.setattr(contest, "MOST_DRAWN", 64)
-    x = contest._filled(device.cp, (10, 20), np.dtype("float32")).get()
+    x = contest.filled(device.cp, (10, 20), np.dtype("float32")).get()
     flat = x.ravel()
     np.testing.assert_array_equal(flat[:63], flat[63:126])
     assert len(np.unique(flat[:63])) == 63
@@ -288,7 +348,7 @@ def test_without_a_card_it_says_why() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--backend", "cuda", "attention"), "measures softmax"),
+        (("--backend", "cuda", "sample"), "measures softmax"),
         (("--backend", "cuda", "softmax", "--peers", "numpy"), "peers cupyx"),
         (("softmax", "--peers", "cupyx"), "peers numpy"),
         (("--backend", "abacus"), "invalid choice"),
@@ -307,7 +367,7 @@ def test_options_of_the_backends() -> None:
     assert plain.backend == "cpu"
     assert plain.peers == module("bench.options").PEERS
     on_card = options()
-    assert on_card.operations == (*OPERATIONS, "cumulative_logsumexp")
+    assert on_card.operations == (*OPERATIONS, "cumulative_logsumexp", *ATTENTION)
     assert on_card.peers == ("cupyx", "torch")
 
 

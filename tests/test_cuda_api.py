@@ -1,7 +1,8 @@
 """What the host code asks of CuPy exists: in the real CuPy, which can be imported without a card, and in the emulator.
 
-The source is read, so that a name on a path that no test takes is found as well: every attribute of ``cp``, of ``xp``
-and of what ``module_of`` returns, the arguments of its calls, and the methods of arrays.
+So does what the examples ask of their ``xp``. The source is read, so that a name on a path that no test takes is found
+as well: every attribute of ``cp``, of ``xp`` and of what ``module_of`` returns, the arguments of its calls, and the
+methods of arrays.
 """
 
 import ast
@@ -24,6 +25,7 @@ import dualsoft as ds
 from dualsoft.backends import cuda, cuda_rows, nvrtc
 
 SOURCES = sorted((ROOT / "dualsoft").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 HOST_CODE = tuple(path for path in SOURCES if path.name.startswith(("cuda", "nvrtc")))
 MODULE_NAMES = ("cp", "xp", "cupy")
 CALLED = "()"
@@ -110,8 +112,8 @@ class Reader:
             is_class = chain is not None and chain[-1] in ("Device", "RawModule")
             return (*chain, CALLED) if chain is not None and is_class else None
         if isinstance(node, ast.Attribute):
-            if node.attr == "cp":
-                return ("cp",)
+            if node.attr in ("cp", "xp"):
+                return (node.attr,)
             chain = self.chain_of(node.value, aliases)
             return None if chain is None else (*chain, node.attr)
         return None
@@ -125,7 +127,7 @@ def paired(target: ast.AST, value: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield from paired(name, part)
 
 
-USES = [use for path in SOURCES for use in Reader(path).uses()]
+USES = [use for path in (*SOURCES, *EXAMPLES) for use in Reader(path).uses()]
 
 
 def resolved(module: Any, chain: tuple[str, ...]) -> Any:
@@ -139,17 +141,23 @@ def resolved(module: Any, chain: tuple[str, ...]) -> Any:
 
 
 def parameters_of(function: Any) -> inspect.Signature | None:
-    """The signature; of compiled functions it is the first line of their documentation, None where that has none."""
+    """The signature; of what is compiled or takes any keyword, that in the first line of its documentation, if any."""
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        head = re.match(r"[\w.]+\((.*?)\)\s*(?:->|$)", inspect.getdoc(function) or "", re.DOTALL | re.MULTILINE)
+        signature = None
+    if signature is not None and all(p.kind != p.VAR_KEYWORD for p in signature.parameters.values()):
+        return signature
+    head = re.match(r"[\w.]+\((.*?)\)\s*(?:->|$)", inspect.getdoc(function) or "", re.DOTALL | re.MULTILINE)
     if head is None:
-        return None
+        return signature
     # Types of C stand before the names.
     text = re.sub(r"\b(?:bint|int|str|tuple|object|bool) (?=\w)", "", head[1])
     names: dict[str, Any] = {}
-    exec(f"def stated({text}): pass", names)
+    try:
+        exec(f"def stated({text}): pass", names)
+    except SyntaxError:  # written for readers
+        return signature
     return inspect.signature(names["stated"])
 
 
@@ -211,6 +219,7 @@ def test_the_reader_finds_what_is_there() -> None:
         ("cupy", "__version__"),
         ("module_of", "may_share_memory"),
         ("xp", "empty_like"),
+        ("xp", "einsum"),
     ):
         assert any(name == expected or (name[0] == "module_of" and name[1:] == expected[1:]) for name in names), (
             expected
@@ -225,9 +234,10 @@ def test_the_reader_sees_wrong_calls(cupy: ModuleType) -> None:
         assert isinstance(call, ast.Call)
         assert complaint(cupy.empty, call)
         assert complaint(cupy.ndarray.squeeze, call)
-    bad = ast.parse("f(a, where=b)", mode="eval").body
-    assert isinstance(bad, ast.Call)
-    assert complaint(cupy.exp, bad)
+    for function, text in ((cupy.exp, "f(a, where=b)"), (cupy.einsum, "f('i,i', a, b, out=c)")):
+        bad = ast.parse(text, mode="eval").body
+        assert isinstance(bad, ast.Call)
+        assert complaint(function, bad)
 
 
 # ------------------------------------------------------------------ names and arguments

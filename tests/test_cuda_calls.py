@@ -1,5 +1,6 @@
 """Calls on device arrays: kinds and devices that do not mix, empty work, results that go where they should."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from numpy.lib.stride_tricks import as_strided
 from tolerance import mismatch
 
 import dualsoft as ds
+from dualsoft import registry
+from dualsoft.backends import cuda_launch
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emulator.why_not()))
 NAME = "cuda-emulated:sm_80"
@@ -87,6 +90,42 @@ def test_numbers_and_lists_go_where_the_array_is(cp: Any) -> None:
     got = ds.softmax(x, -1, where=where, scale=[2.0])
     assert mismatch("softmax", got.get(), want, host.dtype, "cuda") is None
     assert type(got) is emulator.ndarray
+
+
+def test_what_no_device_holds_is_refused_as_beside_numpy(cp: Any, launches: list[Any]) -> None:
+    host = normal("f32", 3, 5)
+    for options in (
+        {"scale": "2"},
+        {"scale": [1j]},
+        {"where": "no"},
+        {"where": [1, 0, 1, 1, 0]},
+        {"b": "x"},
+        {"b": [None] * 5},
+    ):
+        with pytest.raises(TypeError) as of_host, ds.use_backend("reference"):
+            ds.logsumexp(host, -1, **options)
+        with pytest.raises(TypeError, match=re.escape(str(of_host.value))):
+            ds.logsumexp(cp.asarray(host), -1, **options)
+    assert launches == []
+
+
+def test_integers_are_not_read_from_a_device(cp: Any) -> None:
+    with emulator.settings(host_reads=False), pytest.raises(TypeError, match="axis must be an integer"):
+        ds.cumulative_logsumexp(cp.zeros((3, 4)), cp.ones((), np.int64)[...])
+
+
+class Labelled(emulator.ndarray):  # type: ignore[misc, unused-ignore]
+    """A user's subclass, of a module that has none of CuPy's functions."""
+
+
+def test_subclasses_are_arrays_of_their_module(cp: Any) -> None:
+    x = cp.asarray(normal("f32", 3, 40))
+    mine = Labelled((3, 40), np.float32, x.data, x.strides)
+    for function in EVERY:
+        got = function(mine, -1, scale=[2.0], where=[True] * 40)
+        assert got.get().tobytes() == function(x, -1, scale=2.0, where=[True] * 40).get().tobytes()
+    state = ds.softmax_state(mine, -1)
+    assert state == ds.softmax_state(x, -1)
 
 
 # ------------------------------------------------------------------ two devices
@@ -175,6 +214,31 @@ def test_in_place_gives_the_same_bits(key: str, n: int, cp: Any) -> None:
         want = function(x, -1).get()
         assert function(x, -1, out=x) is x
         assert x.get().tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize("n", [33, 300, 9001])
+def test_in_place_at_any_address(key: str, n: int, cp: Any) -> None:
+    """Pieces of 16 bytes are read where neighbours write: warps and blocks have to meet in between."""
+    for rows in (1, 3) if n < 1000 else (1,):
+        memory = normal(key, rows, n + 1)
+        state = ds.softmax_state(cp.asarray(memory)[:, 1:], -1)
+        for function in (ds.softmax, ds.log_softmax, ds.cumulative_logsumexp, state.normalize):
+            x = cp.asarray(memory)[:, 1:]
+            want = function(x, -1).get()
+            assert function(x, -1, out=x) is x
+            assert x.get().tobytes() == want.tobytes(), function
+
+
+def test_a_row_of_several_blocks_in_place_at_any_address(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_launch.Device, "STATIC", 1 << 30)  # no row is kept in shared memory
+    monkeypatch.setattr(registry.require(NAME).run.__self__, "_devices", {})
+    memory = normal("f32", 1, 20_001)
+    for function in ELEMENTWISE:
+        x = cp.asarray(memory)[:, 1:]
+        want = function(x, -1).get()
+        assert function(x, -1, out=x) is x
+        assert x.get().tobytes() == want.tobytes(), function
 
 
 @pytest.mark.parametrize("cut", [1, 8])

@@ -109,7 +109,7 @@ def test_fewer_blocks_than_tiles_and_no_room_to_keep(monkeypatch: pytest.MonkeyP
             want = found(call).tobytes()
             with monkeypatch.context() as patch:
                 patch.setattr(cuda_columns, "MOST_BLOCKS", 2)
-                patch.setattr(cuda_columns._Tiles, "keeping", lambda tiles, limit: tiles)
+                patch.setattr(cuda_columns.Tiles, "keeping", lambda tiles, limit: tiles)
                 assert found(call).tobytes() == want, (shape, function)
 
 

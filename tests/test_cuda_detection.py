@@ -235,6 +235,8 @@ class Loads:
     ("dtypes", "codes"),
     [
         ("float16", (F16,)),
+        (np.float32, (F32,)),
+        (np.dtype(np.float64), (F64,)),
         (["float32"], (F32,)),
         ((np.float64, "bfloat16"), (F64, BF16)),
         (None, (F16, BF16, F32, F64)),
@@ -268,6 +270,13 @@ def test_warmup_judges_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         ds.warmup("cude")
     with pytest.raises(ValueError, match="head_dims"):
         ds.warmup(head_dims=[0])
+    for head_dims in ("64", True, [64.0]):
+        with pytest.raises(TypeError, match="head_dims must be an integer"):
+            ds.warmup(head_dims=head_dims)
+    for dtypes in (None, 32):
+        with pytest.raises(TypeError, match="dtypes must be"):
+            ds.warmup(dtypes=dtypes)
+    assert ds.warmup("cpu", head_dims=64) == 0
     assert cp.made == []
     assert ds.warmup("cpu") == ds.warmup("reference") == 0
 

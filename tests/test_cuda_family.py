@@ -16,6 +16,7 @@ from oracle import Expected
 from tolerance import mismatch
 
 import dualsoft as ds
+from dualsoft import arrays
 from dualsoft.backends import cuda, cuda_cumulative, nvrtc
 from dualsoft.backends.cuda_layout import layout_of
 
@@ -163,12 +164,42 @@ def test_a_captured_call_keeps_its_scratch_memory(is_capturing: bool, monkeypatc
     cp = devices.module(NAME)
     kernels = cuda.Kernels(cp)
     monkeypatch.setattr(cuda, "_found", (kernels, None))
-    x = cp.zeros((1, 50_000), np.float32)
+    kept: list[Any] = []
+    monkeypatch.setattr(arrays, "_captured", kept)
+    x, scale = cp.zeros((1, 50_000), np.float32), cp.ones((1, 1), np.float32)
     stream = SimpleNamespace(is_capturing=lambda: is_capturing)
-    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: stream)
+    for cuda_of in (cp.cuda, emulator.cuda):
+        monkeypatch.setattr(cuda_of, "get_current_stream", lambda: stream)
     ds.softmax(x, -1)
-    kept = [array.shape for array in kernels.device(0)._captured]
-    assert kept == ([(1, 1), (1, 1), (7, 3)] if is_capturing else [])
+    # What is converted, and what takes the place of an `out` over the input, is as much the call's own.
+    ds.softmax(x[:, :5], -1, scale=scale, out=x[:, 1:6])
+    ds.logsumexp(x[:, :5], -1, b=2.0, out=x[0, :1])
+    shapes = [(1, 1), (1, 1), (7, 3), (1, 1), (1, 5), (), (1, 1)]
+    assert [array.shape for array in kept] == (shapes if is_capturing else [])
+
+
+@pytest.mark.parametrize("function", [ds.softmax, ds.log_softmax, ds.logsumexp, ds.softmax_state])
+def test_numbers_stay_on_the_host(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number is an argument of the kernel, whatever its type: a copy to the device ends the capture of a graph."""
+    cp = devices.module(NAME)
+    x = cp.asarray(normal("f32", 3, 40))
+    with ds.use_backend(NAME):
+        want = function(x, -1, scale=2.0)
+        monkeypatch.setattr(cp, "asarray", None)
+        for scale in (2, np.float32(2), np.float64(2), np.float16(2), DTYPES["bf16"].type(2), np.int8(2)):
+            got = function(x, -1, scale=scale)
+            for one, other in zip(*(part_of(result) for result in (got, want)), strict=True):
+                assert one.get().tobytes() == other.get().tobytes(), type(scale)
+        if function is ds.logsumexp:
+            log, sign = ds.logsumexp(x, -1, b=-2, return_sign=True)
+            assert (sign.get() == -1).all()
+            np.testing.assert_allclose(log.get(), ds.logsumexp(x, -1).get() + np.log(2), rtol=1e-6)
+        monkeypatch.undo()
+        function(x, -1, where=True)
+
+
+def part_of(result: Any) -> tuple[Any, ...]:
+    return (result.m, result.d) if isinstance(result, ds.SoftmaxState) else (result,)
 
 
 PLACES = """

@@ -10,7 +10,7 @@ import test_losses
 from cases import normal
 from conftest import DEVICES
 from devices import get, put
-from placed import Placed
+from moving import LOSSES, Moving
 
 import dualsoft as ds
 from dualsoft import linear_chunks
@@ -41,7 +41,7 @@ LINEAR = ("test_against_whole_logits", "test_gradients")
 @pytest.fixture(params=BACKENDS)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for module in (test_losses, test_linear_loss):
-        monkeypatch.setattr(module, "ds", Placed(request.param))
+        monkeypatch.setattr(module, "ds", Moving(request.param, LOSSES))
     with ds.use_backend(request.param):
         yield request.param
 
@@ -105,11 +105,11 @@ def test_totals_of_many_rows(device: str) -> None:
     x[:, 0] = 0.125
     labels = np.zeros(len(x), int)
     labels[::3] = 7
-    placed = Placed(device)
-    one = float(placed.cross_entropy(x[1:2].astype(np.float64), labels[1:2]))
-    total = placed.cross_entropy(x, labels, reduction="sum", ignore_index=7)
+    moving = Moving(device, LOSSES)
+    one = float(moving.cross_entropy(x[1:2].astype(np.float64), labels[1:2]))
+    total = moving.cross_entropy(x, labels, reduction="sum", ignore_index=7)
     assert total == pytest.approx(6000 * one, rel=2.0**-23)
-    assert placed.cross_entropy(x, labels, ignore_index=7) == pytest.approx(one, rel=2.0**-23)
+    assert moving.cross_entropy(x, labels, ignore_index=7) == pytest.approx(one, rel=2.0**-23)
 
 
 @pytest.mark.parametrize("name", test_losses.GRADIENTS)
@@ -125,17 +125,25 @@ def test_layouts_and_in_place(name: str, device: str) -> None:
         test_losses.same_bits(test_losses.GRADIENTS[name](unaligned, axis, unaligned), inside, f"unaligned, {shape}")
 
 
-def test_bits_do_not_depend_on_the_layout(device: str) -> None:
-    placed = Placed(device)
+def test_bits_do_not_depend_on_other_rows(device: str) -> None:
+    """A row has the same bits in every batch, contiguous or a column; its gradient in both, unless it needs a sum."""
+    moving = Moving(device, LOSSES)
     for n in (37, 300, 8200):
-        x, lse, grad = normal("f32", 3, n), np.array([9.0, 8.5, 9.5]), normal("f32", 3, n, seed=1)
-        turned = np.asfortranarray(x)
+        x, grad, lse = normal("f32", 7, n), normal("f32", 7, n, seed=1), np.linspace(8, 10, 7)
+        labels = np.array([0, n - 1, 5, 1, 2, 3, 4])
         calls = {
-            "cross_entropy": lambda x, n=n: placed.cross_entropy(
-                x, np.array([0, n - 1, 5]), reduction="none", z_loss=0.1
+            "cross_entropy": lambda k, x, labels=labels: moving.cross_entropy(
+                x[k], labels[k], reduction="none", z_loss=0.1, label_smoothing=0.1
             ),
-            "logsumexp_backward": lambda x, lse=lse: placed.logsumexp_backward(1.0, x, lse, -1),
-            "softmax_backward": lambda x, grad=grad: placed.softmax_backward(grad, x, -1),
+            "logsumexp_backward": lambda k, x, lse=lse: moving.logsumexp_backward(1.0, x[k], lse[k], -1),
+            "softmax_backward": lambda k, x, grad=grad: moving.softmax_backward(grad[k], x[k], -1),
         }
         for name, call in calls.items():
-            test_losses.same_bits(call(turned), call(x), f"{name}, n={n}")
+            for layout, arranged in (("rows", x), ("columns", np.asfortranarray(x))):
+                together = call(slice(None), arranged)
+                for some in (slice(2), slice(3, 6), slice(6, 0, -2)):
+                    test_losses.same_bits(call(some, arranged), together[some], f"{name} of {layout}, n={n}, {some}")
+        turned = np.asfortranarray(x)
+        test_losses.same_bits(
+            calls["logsumexp_backward"](slice(None), turned), calls["logsumexp_backward"](slice(None), x), f"n={n}"
+        )

@@ -54,6 +54,13 @@ def test_every_line_of_a_source_has_the_number_of_its_file(source: str) -> None:
         assert all(texts[name][n - 1].startswith('#include "') for n in missing), f"{name} lacks {missing}"
 
 
+def test_architectures_differ_at_sm_80_alone() -> None:
+    """So tests need two of the emulator's: what is said of sm_80 holds for all that came after it."""
+    for name in FILES:
+        text = (nvrtc.folder() / name).read_text()
+        assert text.count("__CUDA_ARCH__") == text.count("#if __CUDA_ARCH__ >= 800\n"), name
+
+
 @pytest.mark.parametrize("source", KERNELS)
 def test_each_include_comes_once_and_nothing_is_left_to_include(source: str) -> None:
     text = nvrtc.assemble(source)

@@ -109,6 +109,19 @@ def test_states_of_two_places_do_not_mix(cp: Any) -> None:
         device.update(cp.asarray(np.zeros((2, 3))), 1)
 
 
+def test_a_negative_d_that_the_host_does_not_see_is_nan(cp: Any) -> None:
+    m, d = cp.asarray(np.zeros(3)), cp.asarray(np.array([-2.0, 3.0, -np.inf]))
+    x = cp.asarray(np.zeros((3, 2)))
+    for state in (State(m, d), State.unpack(cp.asarray(np.array([1, 1, 3, 0, 0, 0, -3.0, 2.0, -np.inf])))):
+        want = [np.nan, 3, np.nan]
+        np.testing.assert_array_equal(state.d.get(), want)
+        np.testing.assert_allclose(state.normalize(x, -1).get(), np.exp(0) / np.array(want)[:, None] * [1, 1])
+        np.testing.assert_array_equal((state | State.identity((3,), like=x)).d.get(), want)
+    attention = ds.AttentionState(cp.asarray(np.ones((3, 1))), m, d)
+    np.testing.assert_array_equal(attention.d.get(), [np.nan, 3, np.nan])
+    np.testing.assert_array_equal(attention.finalize()[0].get()[:, 0], [np.nan, 1 / 3, np.nan])
+
+
 def test_to_moves_and_stays(as_cuda: Any) -> None:
     host = on_host(ds.softmax_state, SPECIAL, -1)
     device = host.to("cuda")

@@ -1,7 +1,7 @@
 """Every error: its type, and a message that names the argument, what came and what was wanted; nothing is written."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +29,21 @@ class Sparse:
     """Stands for scipy.sparse, which is recognised by its module."""
 
 
+class SparseOnDevice:
+    """Stands for cupyx.scipy.sparse."""
+
+
+class DeviceMemory:
+    """Numba's device arrays, say: NumPy would copy it to the host without a word."""
+
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("never called")
+
+
 Sparse.__module__ = "scipy.sparse._csr"
+SparseOnDevice.__module__ = "cupyx.scipy.sparse._csr"
 
 # what -> (keywords, exception, words of the message)
 COMMON: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
@@ -132,7 +146,9 @@ def test_complex_is_for_logsumexp_only(f: Any, backend: str) -> None:
 def test_kinds_of_arrays(f: Any) -> None:
     first = "a" if f is ds.logsumexp else "x"
     expect(TypeError, (first, "where="), lambda: f(np.ma.masked_array([1.0, 2.0], [True, False]), -1))
-    expect(TypeError, (first, "toarray"), lambda: f(Sparse(), -1))
+    for sparse in (Sparse(), SparseOnDevice()):
+        expect(TypeError, (first, "toarray"), lambda given=sparse: f(given, -1))
+    expect(TypeError, (first, "DeviceMemory", "cupy.asarray"), lambda: f(DeviceMemory(), -1))
     expect(TypeError, (first, "Foreign"), lambda: f(Foreign(), -1))
 
 

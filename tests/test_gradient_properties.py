@@ -8,7 +8,7 @@ import pytest
 from attention_cases import Shape, operands
 from attention_options import make_several
 from cases import DTYPES, Array
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_attention_determinism import SHAPES, options_of
 from test_attention_properties import shapes
@@ -23,6 +23,9 @@ SMOOTH = (
     "mask", "bias", "causal", "causal_offset", "window", "scale", "softcap", "sinks", "alibi_slopes", "kv_lengths",
     "block_mask",
 )  # fmt: skip
+
+# of scores far beyond the softcap, whose slope there is small
+SATURATED = ["bias", "mask", "kv_lengths", "causal", "sinks", "causal_offset", "scale", "softcap"]
 
 
 def draw(rng: Any, shape: Shape, key: str, names: list[str]) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
@@ -85,6 +88,7 @@ def test_differences(backend: str, shape: Shape, seed: int, names: list[str]) ->
 
 @examples
 @given(shapes(), keys, seeds, st.lists(st.sampled_from(SMOOTH), unique=True))
+@example(Shape((1,), 9, 3, 3, 128, 27, 3), "f64", 33554433, SATURATED)
 def test_against_the_oracle(backend: str, shape: Shape, key: str, seed: int, names: list[str]) -> None:
     x, options = draw(np.random.default_rng(seed), shape, key, names)
     out, lse = ds.attention(*x, return_lse=True, **options)

@@ -52,7 +52,7 @@ LAYERS = (
     {"placement"},
     {"registry"},
     {"backends.reference", "backends.cpu", "backends.cuda"},
-    {"backends.cuda_gradients"},
+    {"backends.cuda_gradients", "backends.cuda_losses"},
     {
         "backends.cuda_columns",
         "backends.cuda_weighted",
@@ -60,7 +60,6 @@ LAYERS = (
         "backends.cuda_algorithms",
         "backends.cuda_attention",
         "backends.cuda_topk",
-        "backends.cuda_losses",
         "backends.cuda_sample",
     },
     {
@@ -80,10 +79,12 @@ LAYERS = (
     {"linear_problem", "gradient_problem"},
     {"attention_problem", "loss_problem", "topk_problem"},
     {"loss_arguments"},
-    {"attention_arguments", "attention_operands", "cache_arguments"},
+    {"cache_arguments"},
+    {"attention_arguments", "attention_operands"},
     {"block_mask", "cache_storage", "philox"},
     {"arguments", "accuracy", "pair", "triple"},
-    {"arrays", "dtypes", "frozen", "isa", "_version"},
+    {"arrays"},
+    {"dtypes", "frozen", "isa", "_version"},
 )
 WITHIN_A_LAYER = {
     ("trace", "state"),

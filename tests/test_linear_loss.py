@@ -108,6 +108,30 @@ def test_gradients(key: str, soft: bool, backend: str) -> None:
                 assert (np.abs(found.astype(np.float64) - exact) <= near).all(), (name, size, options)
 
 
+def test_the_mean_of_logits_that_are_alike(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each addition loses is the same then, and must not add up over the classes of a block."""
+    monkeypatch.setattr(linear_chunks, "BLOCK_CLASSES", 2048)
+    hidden, weight = np.full((3, 1), 1.7, np.float16), np.full((4096, 1), 1000, np.float16)
+    weight[::7] = 1001
+    logits = hidden.astype(np.float64) @ weight.astype(np.float64).T
+    want = ds.logsumexp(logits, 1) - logits.mean(1)
+    loss = ds.linear_cross_entropy(hidden, weight, [0, 1, 2], label_smoothing=1, reduction="none")
+    ulps = accuracy.bound("linear_cross_entropy", np.float32, n=4096, spread=0.0).ulp
+    assert (np.abs(loss - want) <= ulps * accuracy.ulp(logits.max(), np.float32)).all()
+
+
+def test_gradients_of_many_rows_do_not_drift() -> None:
+    """4096 blocks of rows that are alike, so that each addition loses the same."""
+    rows = 2**16
+    hidden, weight = np.full((rows, 1), 1.3, np.float32), np.array([[-0.3], [0.9], [0.1]], np.float32)
+    exact = np.exp(weight[:, 0].astype(np.float64) * hidden[0, 0])
+    p, target = exact / exact.sum(), np.array([1, 0, 0])
+    _, lse = ds.linear_cross_entropy(hidden, weight, np.zeros(rows, int), return_lse=True)
+    grads = ds.linear_cross_entropy_backward(1.0, hidden, weight, np.zeros(rows, int), lse, reduction="sum")
+    want, size = (rows * hidden[0, 0] * each[:, None] for each in (p - target, p + target))
+    assert far_from("weight", grads.weight, want, limit("f32", 1, size, 1.3), np.float32) is None
+
+
 def test_rows_that_do_not_count_are_not_read(backend: str) -> None:
     data = Data("f32", 9, 4, 6)
     data.labels[:] = np.arange(9) % 6

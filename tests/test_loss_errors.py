@@ -22,6 +22,12 @@ TARGETS: dict[str, tuple[Changes, type[Exception], tuple[str, ...]]] = {
     "label negative": ({"labels": [0, 3, -1]}, ValueError, ("labels", "-1", "[2]")),
     "label beside ignore_index": ({"labels": [-7, -1, 9], "ignore_index": -7}, ValueError, ("labels", "-1", "-7")),
     "label of 64 bits": ({"labels": np.array([0, 1, 2**64 - 1], np.uint64)}, ValueError, ("labels", str(2**64 - 1))),
+    "label with the bits of ignore_index": (
+        {"labels": np.array([0, 1, 2**64 - 1], np.uint64), "ignore_index": -1}, ValueError, ("labels", str(2**64 - 1))
+    ),
+    "ignore_index with the bits of a label": (
+        {"labels": [0, -1, 1], "ignore_index": 2**64 - 1}, ValueError, ("labels", "-1 at [1]")
+    ),
     "labels of bools": ({"labels": [True, False, True]}, TypeError, ("labels", "bool", "integers")),
     "labels of strings": ({"labels": ["a", "b", "c"]}, TypeError, ("labels", "<U1")),
     "labels complex": ({"labels": [0j, 0j, 0j]}, TypeError, ("labels", "complex128")),

@@ -16,7 +16,8 @@ STEPS = {
     "conformance": "gpu_conformance.py",
     "matrix": "-m pytest",
     "cases": "run.py",
-    "bench": "-m bench",
+    "bench": "-m bench --backend cuda softmax",
+    "attention": "-m bench --backend cuda attention",
 }
 """The steps, and what is in the command of each alone."""
 
@@ -88,7 +89,8 @@ def test_when_all_pass_it_says_so(tmp_path: Path, stand_in: str) -> None:
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "result" / "log.txt").read_text()
     assert log.endswith("all steps passed\n")
-    assert str(tmp_path / "result" / "bench.json") in log
+    for name in ("bench", "attention"):
+        assert str(tmp_path / "result" / f"{name}.json") in log
 
 
 def test_another_cupy_is_not_installed_beside_one(tmp_path: Path, stand_in: str) -> None:

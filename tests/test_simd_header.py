@@ -79,6 +79,7 @@ def test_x86_64(program: str, level: str, compiler: str, tmp_path: Path) -> None
         ("test_attention", "x86_64_v3", "4"),
         ("test_attention", "x86_64_v4_bf16", "8"),
         ("test_gradients", "x86_64_v3", "4"),
+        ("test_gradients", "x86_64_v4_bf16", "8"),
     ],
 )
 def test_sanitizers_find_nothing(program: str, level: str, share: str, tmp_path: Path) -> None:

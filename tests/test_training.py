@@ -3,11 +3,16 @@
 import importlib
 import importlib.util
 import re
+import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import devices
 import numpy as np
 import pytest
+from conftest import DEVICES
 from process import ROOT, python
 
 TRAIN = str(ROOT / "examples" / "train.py")
@@ -100,6 +105,46 @@ def test_a_tiny_model_learns_and_a_seed_repeats_it(tmp_path: Path) -> None:
     assert len(written.rstrip("\n")) >= 40
 
 
+SMALLEST = ("--width", "16", "--blocks", "1", "--heads", "2", "--kv-heads", "1", "--inner", "24", "--context", "8",
+            "--batch", "4", "--steps", "6", "--learning-rate", "0.02", "--characters", "6", "--no-plot")  # fmt: skip
+
+
+@needs_rich
+@pytest.mark.parametrize("device", [name for name in DEVICES if name in ("cuda-emulated:sm_80", "cuda")])
+def test_the_same_file_trains_on_a_device(
+    device: str,
+    model_module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Losses of float32 differ from those of float64 as NumPy's do, which rounds as often in another order."""
+    train = importlib.import_module("train")
+    source = tmp_path / "text.txt"
+    source.write_text(TEXT, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "cupy", devices.module(device))
+    monkeypatch.setattr(train, "BATCHES", 1)
+
+    def run(*options: str, dtype: Any = np.float32) -> tuple[np.ndarray[Any, Any], str]:
+        kept: list[Any] = []
+        monkeypatch.setattr(train, "show", lambda steps, count, losses: kept.append((losses, list(steps))))
+        monkeypatch.setattr(model_module, "new_model", partial(new_model, dtype=dtype))
+        assert train.main([str(source), *SMALLEST, *options]) == 0
+        learnt, unseen = kept[0][0]
+        return np.array([*learnt, unseen[-1][1]]), capsys.readouterr().out.partition("\n\n")[2]
+
+    new_model = model_module.new_model
+    exact, _ = run(dtype=np.float64)
+    plain, written = run()
+    got, written_there = run("--xp", "cupy", "--backend", device)
+    limit = 2 * np.abs(plain - exact).max() + np.spacing(np.float32(exact.max()))
+    assert limit < 1e-3 * np.abs(np.diff(exact)).min(), "the tolerance would hide a step that was not made"
+    assert np.abs(got - exact).max() <= limit
+    assert written_there == written
+    assert train.main([str(source), *SMALLEST, "--xp", "cupy", "--backend", "reference"]) == 2
+    assert "'reference' was asked for and does not take" in capsys.readouterr().err
+
+
 @needs_rich
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="pictures need matplotlib")
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
@@ -126,8 +171,9 @@ def test_the_text_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("wrong", "named"),
     [
         (["--steps", "0"], "--steps"), (["--width", "20"], "--width"), (["--kv-heads", "3"], "--kv-heads"),
-        (["--temperature", "nan"], "--temperature"), (["--backend", "nonsense"], "--backend"),
-        (["--xp", "torch"], "--xp"), (["no such file", "--no-plot"], "no such file"),
+        (["--temperature", "nan"], "--temperature"), (["--backend", "nonsense"], "nonsense"),
+        (["--backend", "cuda"], "'cuda'"), (["--xp", "torch"], "--xp"),
+        (["no such file", "--no-plot"], "no such file"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_refused(wrong: list[str], named: str) -> None:

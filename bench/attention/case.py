@@ -85,16 +85,21 @@ class Data(NamedTuple):
     @property
     def result_shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        return (*self.q.shape[:-1], self.v.shape[-1])
+        return tuple(self.q.shape)
 
 
-def data_of(case: AttentionCase, dtype: np.dtype[Any]) -> Data:
-    """Draw a case's operands; scores get a standard deviation of 1, as in a network that was just initialised."""
+def data_of(case: AttentionCase, dtype: np.dtype[Any], most_drawn: int | None = None) -> Data:
+    """Draw a case's operands; scores get a standard deviation of 1, as in a network that was just initialised.
+
+    An operand of more than ``most_drawn`` numbers repeats them.
+    """
     draw = np.random.default_rng(0)
 
     def normal(heads: int, length: int) -> Array:
         shape = (heads, length, case.head_dim) if case.lengths else (case.batch, heads, length, case.head_dim)
-        return draw.standard_normal(shape, dtype=np.float32).astype(dtype)
+        size = math.prod(shape)
+        drawn = draw.standard_normal(min(size, most_drawn or size), dtype=np.float32)
+        return np.resize(drawn.astype(dtype), shape)
 
     q = normal(case.heads_q, case.seq_len_q)
     k, v = (normal(case.heads_k, case.seq_len_k) for _ in range(2))
@@ -118,6 +123,18 @@ def sequences(case: AttentionCase, data: Data) -> list[tuple[AttentionCase, Data
         q, k, v = (np.ascontiguousarray(x[None, :, first:last]) for x in (data.q, data.k, data.v))
         found.append((part, data._replace(q=q, k=k, v=v, starts=None)))
     return found
+
+
+def last_heads(case: AttentionCase, data: Data) -> tuple[AttentionCase, Data]:
+    """Return the last head of keys of the last batch entry, and the query heads that share it, as a case of its own."""
+    part = case._replace(batch=1, heads_q=case.group, heads_k=1, page_size=0)
+    q, k, v = (last_of(x, heads) for x, heads in ((data.q, case.group), (data.k, 1), (data.v, 1)))
+    return part, data._replace(q=q, k=k, v=v, k_pages=None, v_pages=None, page_table=None)
+
+
+def last_of(x: Array, heads: int) -> Array:
+    """Return the last heads of the last batch entry, with these axes."""
+    return x[-heads:] if x.ndim == 3 else x[-1:, -heads:]
 
 
 def visible_blocks(rows: int, columns: int) -> Array:

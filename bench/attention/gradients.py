@@ -1,7 +1,7 @@
 """Gradients of attention: five matrix products a head, of which the scores' is made again from q, k and lse."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ class GradientContest:
         self.operation, self.case = operation, case
         self.data = data_of(case, dtype)
         self.grad_out = grad_of(self.data)
-        self.parts = _gradients(case, self.data, self.grad_out)
+        self.parts = gradients_of(case, self.data, self.grad_out)
         self.result_shape = (sum(len(part.exact) for part in self.parts), case.head_dim)
         # q, k, v, out and its gradient are read, dq, dk and dv written; lse is small.
         moved = 4 * self.data.q.nbytes + 2 * (self.data.k.nbytes + self.data.v.nbytes)
@@ -78,17 +78,7 @@ class GradientContest:
 
     def judge(self, found: Array, ours: bool) -> Verdict:
         """Compare a result with the exact one, each of the three by its own limit."""
-        start, ulps, beyond = 0, 0.0, []
-        for name, part in zip(LIMITED, self.parts, strict=True):
-            rows = found[start : start + len(part.exact)].astype(part.exact.dtype)
-            start += len(rows)
-            worst = float(np.max(np.abs(rows - part.exact)))
-            # maximum keeps NaN, and NaN is no smaller than any limit.
-            ulps = float(np.maximum(ulps, worst / part.ulp))
-            if not worst <= (part.limit if ours else part.shared_limit):
-                beyond.append(name)
-        called = "twice the plain computation's error" if ours else "half of the digits"
-        return Verdict(ulps, f"{called}, in {' and '.join(beyond)}" if beyond else None)
+        return judged(self.parts, found, ours)
 
     def baselines(self, library: Library) -> dict[str, Call]:
         """Return dualsoft in float32, beside half types."""
@@ -102,6 +92,21 @@ class GradientContest:
         """Return that of the arithmetic in this dtype."""
         name, ceiling = arithmetic(self.case.dtype, self.work.flops, threads)
         return {name: ceiling}
+
+
+def judged(parts: Sequence[Gradient], found: Array, ours: bool) -> Verdict:
+    """Compare dq, dk and dv behind one another with the exact ones, each by its own limit."""
+    start, ulps, beyond = 0, 0.0, []
+    for name, part in zip(LIMITED, parts, strict=True):
+        rows = found[start : start + len(part.exact)].astype(part.exact.dtype)
+        start += len(rows)
+        worst = float(np.max(np.abs(rows - part.exact)))
+        # maximum keeps NaN, and NaN is no smaller than any limit.
+        ulps = float(np.maximum(ulps, worst / part.ulp))
+        if not worst <= (part.limit if ours else part.shared_limit):
+            beyond.append(name)
+    called = "twice the plain computation's error" if ours else "half of the digits"
+    return Verdict(ulps, f"{called}, in {' and '.join(beyond)}" if beyond else None)
 
 
 def grad_of(data: Data) -> Array:
@@ -195,7 +200,7 @@ _CONTENDERS: dict[str, Callable[[AttentionCase, Data, Array, Library], dict[str,
 }
 
 
-def _gradients(case: AttentionCase, data: Data, grad_out: Array) -> tuple[Gradient, ...]:
+def gradients_of(case: AttentionCase, data: Data, grad_out: Array) -> tuple[Gradient, ...]:
     """Compute the exact gradients, and the plain ones that set the limits, head by head."""
     dtype = data.q.dtype
     wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)

@@ -1,5 +1,6 @@
 """dualsoft's calls."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ from bench.attention.case import AttentionCase, Data
 from bench.contest import Call, Form
 
 
-def ours_call(case: AttentionCase, data: Data, *, block_mask: bool = True) -> Call:
-    """Return the call, which writes into an array that is there, as a loop would."""
-    out = np.empty(data.result_shape, data.q.dtype)
+def ours_call(case: AttentionCase, data: Data, *, block_mask: bool = True, xp: ModuleType = np) -> Call:
+    """Return the call, which writes into an array of ``xp`` that is there, as a loop would."""
+    out = xp.empty(data.result_shape, data.q.dtype)
     options: dict[str, Any] = {"out": out}
     if case.window:
         options["window"] = (case.window - 1, 0)
@@ -23,7 +24,7 @@ def ours_call(case: AttentionCase, data: Data, *, block_mask: bool = True) -> Ca
         starts = data.starts
         return lambda: dualsoft.attention_varlen(data.q, data.k, data.v, starts, starts, **options)
     if data.page_table is not None:
-        lengths = np.full(case.batch, case.seq_len_k)
+        lengths = xp.full(case.batch, case.seq_len_k)
         table = data.page_table
         return lambda: dualsoft.attention_paged(data.q, data.k_pages, data.v_pages, table, lengths, **options)
     return lambda: dualsoft.attention(data.q, data.k, data.v, **options)

@@ -49,11 +49,11 @@ class _Head(NamedTuple):
     v: Array
 
 
-def truth_of(case: AttentionCase, data: Data) -> Truth:
-    """Compute the exact result, and the plain one that sets the limit."""
+def truth_of(case: AttentionCase, data: Data, pairs: int = PAIRS) -> Truth:
+    """Compute the exact result of queries that have ``pairs`` scores in all, and the plain one that sets the limit."""
     dtype = data.q.dtype
     picks, exact, plain = [], [], []
-    for head in _heads(case, data, LONG_PAIRS if dtype == np.float64 else PAIRS):
+    for head in _heads(case, data, min(pairs, LONG_PAIRS) if dtype == np.float64 else pairs):
         wide = np.longdouble if dtype == np.float64 else np.float64
         found, rough = (np.empty((len(head.rows), head.v.shape[-1]), wide) for _ in range(2))
         k, v = head.k.astype(wide), head.v.astype(wide)

@@ -62,7 +62,7 @@ class SampleContest(AxisContest):
     def __init__(self, operation: Operation, case: Case, dtype: np.dtype[Any]) -> None:
         self.operation, self.axis = operation, case.shape.axis
         self.x = np.random.default_rng(0).standard_normal(case.shape.lengths, dtype=np.float32).astype(dtype)
-        self.result_shape = operation.result_shape(case.shape)
+        self.result_shape = operation.result_shape(case)
         self.work = operation.work(case, operation.bytes_moved(self.x, np.empty(self.result_shape, np.int64)))
         self.before = operation.exact(self.x.astype(np.float64), self.axis)
 

@@ -1,7 +1,7 @@
 // gradient_tiles.hpp - gradient_tile.hpp against plain loops: weights and their gradients, and the product that sums over rows.
 #pragma once
-#include "check.hpp"
 #include "gradient_tile.hpp"
+#include "tiles.hpp"
 
 namespace {
 
@@ -51,25 +51,23 @@ template <class C, bool gradients> void check_weigh(const char* name) {
     }
 }
 
-// o += p^T b, for every run of panels and number of columns.
-template <class C> void check_key_product() {
-    using A = lane_arithmetic<C>;
-    group checks(sizeof(C) == 4 ? "key_product, float32" : "key_product, float64");
+// o += p^T b, for every run of panels and number of columns. Past the last row, words of several hold 0.
+template <class A> void check_key_product() {
+    using C = typename A::compute;
+    using word = typename A::word;
+    const title name("key_product,", arithmetic_name<A>());
+    group checks(name.text);
     generator draw{11};
-    constexpr int width = simd<C>::width, block = KEY_BLOCK<C>;
+    constexpr int width = simd<C>::width, block = KEY_BLOCK<C>, terms = A::terms;
     for (int columns = width; columns <= 3 * PANEL<C>; columns += width)
         for (uint64_t panels : {~uint64_t(0) >> (64 - PANELS<C>), uint64_t(1), uint64_t(6)}) {
-            const int rows = 3 * TILE_ROWS - 2;
-            std::vector<C> p(block * block), b(block * (columns + PANEL<C>)), o(block * columns), before;
-            for (C& x : p) x = C(draw.uniform(-1, 1));
+            const int rows = 3 * TILE_ROWS - 3, inner = (rows + terms - 1) / terms;
+            const auto p = random_words<A>(inner * block, draw), b = random_words<A>(block / terms * columns, draw);
+            std::vector<C> o(block * columns);
             for (C& x : o) x = C(draw.uniform(-1, 1));
-            std::vector<C> values(rows * columns);
-            for (int r = 0; r < rows; ++r)
-                for (int e = 0; e < columns; ++e) {
-                    const int wide = columns / PANEL<C> * PANEL<C>, step = e < wide ? PANEL<C> : width, c = e < wide ? e / step * step : wide;
-                    values[r * columns + e] = b[c * block + r * step + e - c] = C(draw.uniform(-1, 1));
-                }
-            before = o;
+            if constexpr (terms > 1)
+                for (int k = 0; k < block; ++k) p[(inner - 1) * block + k].bits &= 0xffff;
+            const std::vector<C> before = o;
             // The second tile of rows sees nothing: its rows are summed over, since they lie between others that do.
             const uint64_t seen[] = {panels, 0, panels};
             const row_hull<C> hull(seen, 3, rows);
@@ -83,7 +81,8 @@ template <class C> void check_key_product() {
                     }
                     long double want = before[at], size = std::abs(want);
                     for (int r = 0; r < rows; ++r) {
-                        const long double term = (long double)p[r * block + k] * values[r * columns + e];
+                        const word left = p[r / terms * block + k], right = b[value_place<C>(e, r / terms, columns, block / terms)];
+                        const long double term = (long double)term_of(left, r % terms) * term_of(right, r % terms);
                         want += term, size += std::abs(term);
                     }
                     const double ulps = double(std::abs(o[at] - want) / (size * std::numeric_limits<C>::epsilon()));
@@ -91,6 +90,35 @@ template <class C> void check_key_product() {
                 }
         }
 }
+
+// Words of two rows and of two keys, of a tile with a lone last row too.
+#if defined(__AVX512BF16__)
+inline void check_narrow_rows() {
+    using A = pair_arithmetic;
+    group checks("narrow_rows");
+    generator draw{17};
+    constexpr int block = KEY_BLOCK<float>, untouched = 0x12345678;
+    for (int rows = 1; rows <= TILE_ROWS; ++rows)
+        for (uint64_t panels : {~uint64_t(0) >> (64 - PANELS<float>), uint64_t(1), uint64_t(6)})
+            for (int wanted = 1; wanted < 4; ++wanted) {
+                const int pairs = (rows + 1) / 2;
+                const exact_array<float> s(rows * block);
+                for (int i = 0; i < rows * block; ++i) s[i] = draw.bits() % 9 ? float(draw.uniform(-2, 2)) : draw.bits() % 2 ? 0.0f : float(INF);
+                const exact_array<bf16_pair> by_rows(pairs * block, bf16_pair{untouched}), by_keys(pairs * block, bf16_pair{untouched});
+                narrow_rows<A>(rows, runs_of<float>(panels), s.data(), wanted & 1 ? by_rows.data() : nullptr, wanted & 2 ? by_keys.data() : nullptr);
+                const auto is = [](bf16_pair word, float a, float b) { return word.bits == (narrowed<bf16>(a).bits | uint32_t(narrowed<bf16>(b).bits) << 16); };
+                for (int r = 0; r < rows; ++r)
+                    for (int k = 0; k < block; ++k) {
+                        const bool seen = panels >> k / PANEL<float> & 1;
+                        const bf16_pair of_rows = by_rows[r / 2 * block + k], of_keys = by_keys[(r * block + k) / 2];
+                        if (!(wanted & 1 && seen)) checks.that(of_rows.bits == untouched, "%d rows: row %d, key %d changed by rows", rows, r, k);
+                        else if (r % 2 == 0) checks.that(is(of_rows, s[r * block + k], r + 1 < rows ? s[(r + 1) * block + k] : 0), "%d rows: row %d, key %d", rows, r, k);
+                        if (!(wanted & 2 && seen)) checks.that(of_keys.bits == untouched, "%d rows: row %d, key %d changed by keys", rows, r, k);
+                        else if (k % 2 == 0) checks.that(is(of_keys, s[r * block + k], s[r * block + k + 1]), "%d rows: keys %d of row %d", rows, k, r);
+                    }
+            }
+}
+#endif
 
 template <class C> void check_rest_of_tiles() {
     group checks("clear_rows, multiply_rows, add_run, row_hull");
@@ -107,7 +135,7 @@ template <class C> void check_rest_of_tiles() {
         checks.that(same(ds[at], want), "element %d is %g", at, double(ds[at]));
     }
     const std::vector<C> multiplied = ds;
-    clear_rows<C>(rows, 2, p.data(), ds.data());
+    clear_rows<lane_arithmetic<C>>(rows, 2, p.data(), ds.data());
     for (int at = 0; at < rows * block; ++at) {
         const bool cleared = at % block / PANEL<C> == 1;
         checks.that(same(p[at], cleared ? C(0) : old_p[at]) && same(ds[at], cleared ? C(0) : multiplied[at]), "element %d", at);

@@ -13,8 +13,12 @@ int main(int argc, char** argv) {
     check_weigh<float, true>("weigh with gradients, float32");
     check_weigh<double, false>("weigh, float64");
     check_weigh<double, true>("weigh with gradients, float64");
-    check_key_product<float>();
-    check_key_product<double>();
+    check_key_product<lane_arithmetic<float>>();
+    check_key_product<lane_arithmetic<double>>();
+#if defined(__AVX512BF16__)
+    check_key_product<pair_arithmetic>();
+    check_narrow_rows();
+#endif
     check_rest_of_tiles<float>();
     check_rest_of_tiles<double>();
     check_philox();

@@ -71,7 +71,7 @@ def attention(problem: AttentionProblem, device: Device) -> Iterator[Launch]:
     task["is_unseen"] = type(problem.q_starts) is not np.ndarray
     for is_few in _kinds(problem):
         variant = _variant(storage, arithmetic, has_options, is_few)
-        on_tensor_cores = not is_few and cuda_attention_tensor.serves(p, task, has_options, device.architecture)
+        on_tensor_cores = not is_few and cuda_attention_tensor.serves(p, task, device.architecture)
         yield from _launches(p, task.copy(), device, variant, is_few, on_tensor_cores)
 
 
@@ -180,11 +180,13 @@ def _launches(
     task["work"] = work = blocks * slices * int(task["runs"])
     grid = min(work, grid)
     sums = pairs = None
+    # Columns of a state share one pair, so its runs are merged by the kernel that sees all of them.
+    merges_itself = on_tensor_cores and p.m is None
     if runs > 1 or (p.m is not None and slices > 1):
-        slots = blocks * slices * runs * rows_kept if is_few else grid * rows if on_tensor_cores else work * rows
+        slots = blocks * slices * runs * rows_kept if is_few else grid * rows if merges_itself else work * rows
         sums = device.scratch((slots * columns * _SUM_BYTES[arithmetic],), "uint8")
         pairs = device.scratch((slots * 2,))
     yield Launch(variant, grid, _BLOCK, (task, sums, pairs, wanted))
-    if sums is not None and not on_tensor_cores:
-        arguments = (task, sums, pairs, np.int32(rows), np.int32(is_few))
+    if sums is not None and not merges_itself:
+        arguments = (task, sums, pairs, np.int32(rows), np.int32(is_few), wanted)
         yield Launch(_merging(arithmetic), min(blocks, MOST_BLOCKS), _BLOCK, arguments)

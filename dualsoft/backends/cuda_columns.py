@@ -34,7 +34,7 @@ _MOST_THREADS = {True: 256, False: 512}
 _MOST_MEETING = 32768
 """Bytes in which strands meet."""
 _SECTOR = 32
-_OFTEN_TWICE = 256
+OFTEN_TWICE = 256
 """Up to this length logarithms are often small, and summed twice then: the columns are kept."""
 _ENOUGH_BLOCKS = 512
 """Blocks that fill any card: with fewer, they are made narrower."""
@@ -88,7 +88,7 @@ def variants(codes: tuple[int, ...] = (F16, BF16, F32, F64)) -> Iterator[Variant
 
 
 # ------------------------------------------------------------------ how columns are shared out
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What follows from shape, strides and the sizes of elements."""
 
     at: Layout
@@ -102,9 +102,10 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def plan_of(
     shape: tuple[int, ...], axes: tuple[int, ...], strides: tuple[Strides | None, ...], sizes: tuple[int, int]
-) -> _Plan:
+) -> Plan:
+    """Return the plan for arrays of these shape, reduced axes, strides by operand, and sizes of elements of x and y."""
     at = layout_of(shape, axes, strides)
     outer, inner = at.struct["outer"], at.struct["inner"]
     last = int(outer["rank"]) - 1
@@ -119,10 +120,10 @@ def _plan(
         alignment.append(together & -together if side_by_side else 0)
     strands = min(_MOST_STRANDS, 1 << max(0, -(-at.n // _BATCH) - 1).bit_length())
     steps_of_x = abs(int(outer["stride"][0, last])), abs(int(inner["stride"][0, int(inner["rank"]) - 1]))
-    return _Plan(at, across, strands, across == 1 or steps_of_x[0] <= steps_of_x[1], (alignment[0], alignment[1]))
+    return Plan(at, across, strands, across == 1 or steps_of_x[0] <= steps_of_x[1], (alignment[0], alignment[1]))
 
 
-def _is_wide(plan: _Plan, x: Array, size: int, out: Array | None) -> bool:
+def _is_wide(plan: Plan, x: Array, size: int, out: Array | None) -> bool:
     """Return whether 16 bytes at a time hold columns side by side, at every element; ``out`` where it is written so."""
     width = 16 // size
     reads = plan.alignment[0] % 16 == 0 and plan.alignment[0] > 0 and x.data.ptr % 16 == 0
@@ -132,9 +133,8 @@ def _is_wide(plan: _Plan, x: Array, size: int, out: Array | None) -> bool:
     return plan.alignment[1] > 0 and plan.alignment[1] % chunk == 0 and out.data.ptr % chunk == 0
 
 
-def _lanes(plan: _Plan, width: int, size: int, place: int, aligned: bool) -> int:
-    """Return how many lanes of ``size`` bytes a block has: its threads over the strands, fewer for few columns."""
-    most = min(_MOST_THREADS[width > 1], _MOST_MEETING // place) // plan.strands
+def _lanes(plan: Plan, width: int, size: int, most: int, aligned: bool) -> int:
+    """Return how many lanes of ``size`` bytes a block has, ``most`` at the most, fewer for few columns."""
     if not plan.is_across:
         return max(1, min(256 // plan.strands, plan.at.rows))
     lines, across = plan.at.rows // plan.across, -(-plan.across // width)
@@ -147,17 +147,23 @@ def _lanes(plan: _Plan, width: int, size: int, place: int, aligned: bool) -> int
     return lanes
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """Blocks over all columns, and over the parts of these."""
 
-    plan: _Plan
+    plan: Plan
     lanes: int
     width: int
     place: int
     """Bytes of shared memory for each thread and column."""
     size: int
     """Bytes of an element."""
-    kept: bool = False
+    kept_size: int
+    """Bytes of an element that is kept in shared memory."""
+    part: int = _PART
+    column: int = _PLACE_OF_COLUMN
+    """Bytes of shared memory for each column."""
+    kept: int = 0
+    """How many operands are kept there."""
 
     @property
     def threads(self) -> int:
@@ -166,15 +172,15 @@ class _Tiles(NamedTuple):
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        meeting = (self.threads * self.place + self.lanes * _PLACE_OF_COLUMN) * self.width
-        steps = -(-min(_PART, self.plan.at.n) // self.plan.strands)
-        return meeting + (steps * self.threads * self.width * self.size if self.kept else 0)
+        meeting = (self.threads * self.place + self.lanes * self.column) * self.width
+        steps = -(-min(self.part, self.plan.at.n) // self.plan.strands)
+        return meeting + self.kept * steps * self.threads * self.width * self.kept_size
 
-    def keeping(self, limit: int) -> "_Tiles":
+    def keeping(self, limit: int, operands: int = 1) -> "Tiles":
         """Return the tiles as wide as shared memory holds two of them, or one; as they are where it holds none."""
         least = max(1, _SECTOR // (self.size * self.width))
         for most in (limit // 2, limit):
-            tiles = self._replace(kept=True)
+            tiles = self._replace(kept=operands)
             while tiles.shared > most and tiles.lanes % 2 == 0 and tiles.lanes > least:
                 tiles = tiles._replace(lanes=tiles.lanes // 2)
             if tiles.shared <= most:
@@ -186,24 +192,35 @@ class _Tiles(NamedTuple):
         plan = self.plan
         tiling = np.zeros((), _TILING)
         steps = (self.lanes, 1) if plan.is_across else (1, plan.strands)
-        tiling[()] = (plan.across, _PART, plan.strands, self.lanes, *steps, self.kept, 0)
+        tiling[()] = (plan.across, self.part, plan.strands, self.lanes, *steps, self.kept, 0)
         vectors = plan.at.rows // plan.across * -(-plan.across // self.width)
-        units = -(-vectors // self.lanes) * -(-plan.at.n // _PART)
+        units = -(-vectors // self.lanes) * -(-plan.at.n // self.part)
         return Launch(variant, min(units, MOST_BLOCKS), self.threads, (*arguments, plan.at.struct, tiling), self.shared)
 
 
-def _tiles(plan: _Plan, wide: bool, x: Array, out_code: int) -> _Tiles:
+def _is_of_sectors(plan: Plan, x: Array) -> bool:
+    return plan.alignment[0] > 0 and plan.alignment[0] % _SECTOR == 0 and x.data.ptr % _SECTOR == 0
+
+
+def _tiles_of(plan: Plan, wide: bool, x: Array, out_code: int) -> Tiles:
     size = x.dtype.itemsize
     width = 16 // size if wide else 1
     place = 16 if out_code in _HALVES and size < 8 else 32
-    aligned = plan.alignment[0] > 0 and plan.alignment[0] % _SECTOR == 0 and x.data.ptr % _SECTOR == 0
-    return _Tiles(plan, _lanes(plan, width, size * width, width * place, aligned), width, place, size)
+    most = min(_MOST_THREADS[wide], _MOST_MEETING // (width * place)) // plan.strands
+    return Tiles(plan, _lanes(plan, width, size * width, most, _is_of_sectors(plan, x)), width, place, size, size)
 
 
-def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Array | None = None) -> _Plan:
+def whole_columns(plan: Plan, x: Array, compute_size: int, more: int = 0) -> Tiles:
+    """Return tiles of whole columns, however long, whose type is told by a code; ``more`` bytes for each of them."""
+    size, most = x.dtype.itemsize, (512 if compute_size == 4 else 256) // plan.strands
+    lanes = _lanes(plan, 1, size, most, _is_of_sectors(plan, x))
+    return Tiles(plan, lanes, 1, 32, size, compute_size, max(plan.at.n, 1), _PLACE_OF_COLUMN + more)
+
+
+def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Array | None = None) -> Plan:
     x = problem.x
     strides = strides_of(x, out, None, None, weight, beside)
-    return _plan(x.shape, problem.axes, strides, (x.dtype.itemsize, out.dtype.itemsize))
+    return plan_of(x.shape, problem.axes, strides, (x.dtype.itemsize, out.dtype.itemsize))
 
 
 # ------------------------------------------------------------------ problems
@@ -213,7 +230,7 @@ def softmax(problem: SoftmaxProblem, device: Device) -> Iterator[Launch]:
     plan = _planned(problem, out)
     if plan.at.n <= _PART:
         wide = _is_wide(plan, x, size, out)
-        tiles = _tiles(plan, wide, x, problem.out_code).keeping(device.dynamic_limit)
+        tiles = _tiles_of(plan, wide, x, problem.out_code).keeping(device.dynamic_limit)
         variant = _variant("softmax_columns", problem.x_code, problem.out_code, wide, DS_LOG=int(problem.log))
         yield tiles.launch(variant, x, factor, out)
         return
@@ -245,8 +262,8 @@ def _reduction(
     x, size = problem.x, problem.x.dtype.itemsize
     plan = _planned(problem, out, sign)
     wide = _is_wide(plan, x, size, None)
-    tiles = _tiles(plan, wide, x, code)
-    if plan.at.n <= _OFTEN_TWICE and not is_state and code not in _HALVES:
+    tiles = _tiles_of(plan, wide, x, code)
+    if plan.at.n <= OFTEN_TWICE and not is_state and code not in _HALVES:
         tiles = tiles.keeping(device.dynamic_limit)
     variant = _variant("logsumexp_columns", problem.x_code, code, wide)
     parts = -(-plan.at.n // _PART)
@@ -261,4 +278,4 @@ def _normalization(problem: Any, m: Array, rest: Array, log: bool) -> Iterator[L
     plan = _planned(problem, out, rest, m)
     wide = _is_wide(plan, x, size, out)
     variant = _variant("normalize_columns", problem.x_code, problem.out_code, wide, DS_LOG=int(log))
-    yield _tiles(plan, wide, x, problem.out_code).launch(variant, x, factors_of(problem.scale)[1], m, rest, out)
+    yield _tiles_of(plan, wide, x, problem.out_code).launch(variant, x, factors_of(problem.scale)[1], m, rest, out)

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dualsoft.arrays import Array
+from dualsoft.arrays import Array, own
 from dualsoft.backends.nvrtc import Variant
 
 MOST_BLOCKS = 2**31 - 1
@@ -37,14 +37,7 @@ class Device:
         """The most bytes of dynamic shared memory that a launch may ask for."""
         self.cache: int = limits["L2CacheSize"]
         """Bytes of the second-level cache."""
-        self._captured: list[Array] = []
 
     def scratch(self, shape: tuple[int, ...], dtype: str = "float64") -> Array:
-        """Return memory from CuPy's pool. The device must be the current one; the stream orders its reuse.
-
-        What a graph was captured with stays its own: the pool would give it to others, who know nothing of the graph.
-        """
-        memory = self.cp.empty(shape, dtype)
-        if self.cp.cuda.get_current_stream().is_capturing():
-            self._captured.append(memory)
-        return memory
+        """Return memory from CuPy's pool. The device must be the current one; the stream orders its reuse."""
+        return own(self.cp.empty(shape, dtype))

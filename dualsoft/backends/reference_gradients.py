@@ -105,7 +105,7 @@ def _refined(problem: GradientProblem, head: int, s: Array, lse: Array) -> _Norm
         d = d + np.exp(s.dtype.type(problem.forward.sinks[head]) - m)
     found = m + np.log(d)
     wide = problem.forward.out_code == F64 and problem.lse_code & ~SWAPPED == F64
-    near = np.abs(found - lse) <= 2.0 ** (-49 if wide else -20) * np.maximum(1, np.abs(lse))
+    near = np.isfinite(lse) & (np.abs(found - lse) <= 2.0 ** (-49 if wide else -20) * np.maximum(1, np.abs(lse)))
     return _Normaliser(np.where(near, m, lse), np.where(near, np.log(d), 0))
 
 

@@ -90,11 +90,12 @@ def logsumexp_gradient(problem: LogSumExpGradientProblem, compute: DType) -> Non
     m, rest = pair_rows(problem, rows, compute)
     p = exponentials(rows, m) / (1 + rest)
     p = np.where(np.isposinf(m), np.where(np.isposinf(rows), np.nan, np.where(np.isnan(rows), np.nan, 0)), p)
+    p = np.where(np.isnan(m) | np.isnan(rest), np.nan, p)
+    y = factor_rows(problem.grad, axes, compute) * p
     if problem.b is not None:
         weights = widened(problem.b, axes, compute)
-        p = np.where(weights == 0, 0, p * weights)
-    y = factor_rows(problem.grad, axes, compute) * p
-    y = np.where(np.isneginf(m), 0, y)
+        y = np.where(weights == 0, 0, y * weights)
+    y = np.where(np.isneginf(m) & ~np.isnan(rest), 0, y)
     write(problem.out, y if visible is None else np.where(visible, y, 0), axes)
 
 

@@ -5,10 +5,12 @@ wrong raises `KernelFault`, with the file and line of its source. `settings` cho
 tells what each line moved. The package itself answers to CuPy's names, too, for arrays: ``emulator.empty((2, 3))``.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 from .array import ndarray
 from .build import why_not
+from .devices import get_current_stream
 from .errors import BuildError, CompileException, CUDADriverError, KernelFault, TranslationError
 from .faults import Fault, LaunchRefused, ProfileRow, Statistics, profile, statistics
 from .lookalike import CuPy, cupy_for
@@ -40,9 +42,12 @@ __all__ = [
     "why_not",
 ]
 
+cuda = SimpleNamespace(get_current_stream=get_current_stream)
+"""What host code asks of ``cupy.cuda`` by way of an array, whose architecture nobody knows."""
+
 
 def __getattr__(name: str) -> Any:
     # What makes arrays is the same for all architectures; kernels need one and are not reached this way.
-    if name.startswith("_") or name in ("RawModule", "RawKernel", "cuda"):
+    if name.startswith("_") or name in ("RawModule", "RawKernel"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(cupy_for("sm_80"), name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import KernelFault
-from .memory import AnyArray, count_unwritten, is_on_device, mark_written
+from .memory import AnyArray, count_unwritten, current_device, is_on_device, mark_written, memory_of
 
 if TYPE_CHECKING:
     from .array import ndarray
@@ -69,6 +69,35 @@ def check_written(tree: Tree) -> None:
                     f"unwritten output: nothing wrote {missing} of the {array.size} elements of an array of shape "
                     f"{array.shape} and dtype {array.dtype}"
                 )
+
+
+def check_current(tree: Tree) -> None:
+    """Refuse arrays of another device than the current one.
+
+    CuPy computes on the current device: it warns of slow access, or refuses, and leaves the result on the wrong device.
+
+    Raises
+    ------
+    KernelFault
+        Naming both devices.
+    """
+    for array in each_array(tree):
+        if is_device_array(array) and memory_of(array).device_id != current_device.id:
+            raise KernelFault(
+                f"wrong device: an array of shape {array.shape} on device {memory_of(array).device_id} is an operand "
+                f"while device {current_device.id} is the current one"
+            )
+
+
+def check_operands(tree: Tree) -> None:
+    """Refuse arrays that are on another device than the current one, or hold what nothing has written.
+
+    Raises
+    ------
+    KernelFault
+    """
+    check_current(tree)
+    check_written(tree)
 
 
 def on_device(tree: Tree) -> Tree:

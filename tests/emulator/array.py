@@ -12,7 +12,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from .adoption import check_written, is_view, on_device, plain, plain_tree, written_results
+from .adoption import (
+    check_current,
+    check_operands,
+    check_written,
+    is_view,
+    on_device,
+    plain,
+    plain_tree,
+    written_results,
+)
 from .devices import Device
 from .errors import KernelFault
 from .memory import (
@@ -139,12 +148,14 @@ class ndarray(np.ndarray[Any, np.dtype[Any]]):
         chosen = source[index]
         if is_on_device(chosen):
             return device_view(chosen)
+        check_current(self)
         result = on_device(chosen)
         if count_unwritten(source):
             copy_state_of_chosen(plain(result), source, index)
         return result
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        check_current((self, value))
         target, index = plain(self), _plain_key(key)
         chosen = target[index]
         if is_on_device(chosen):
@@ -161,7 +172,8 @@ class ndarray(np.ndarray[Any, np.dtype[Any]]):
         return (self[index] for index in range(len(self)))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        check_written(inputs)
+        check_operands(inputs)
+        check_current(options.get("out"))
         results = getattr(ufunc, method)(*plain_tree(inputs), **plain_tree(options))
         if method == "at":
             mark_written(plain(inputs[0]))
@@ -170,6 +182,7 @@ class ndarray(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, options: Any) -> Any:
         if function is np.copyto and len(args) == 2 and not options:
+            check_current(args)
             _assign(plain(args[0]), args[1])
             return None
         results = function(*plain_tree(args), **plain_tree(options))
@@ -181,7 +194,7 @@ class ndarray(np.ndarray[Any, np.dtype[Any]]):
             return None
         reads = function not in _READS_NOTHING and not is_view(results)
         if reads:
-            check_written((args, {name: value for name, value in options.items() if name != "out"}))
+            check_operands((args, {name: value for name, value in options.items() if name != "out"}))
         return written_results(results, options.get("out"))
 
     def item(self, *args: Any) -> Any:
@@ -242,6 +255,7 @@ class ndarray(np.ndarray[Any, np.dtype[Any]]):
         return self.copy()
 
     def _copied(self, dtype: np.dtype[Any], order: str) -> "ndarray":
+        check_current(self)
         result = empty_like_layout(np.empty_like(plain(self), dtype, cast(Any, order), subok=False))
         _assign(plain(result), self)
         return result
@@ -308,7 +322,7 @@ def _method(name: str) -> Callable[..., Any]:
     def method(self: ndarray, *args: Any, **options: Any) -> Any:
         results = original(plain(self), *plain_tree(args), **plain_tree(options))
         if not is_view(results):
-            check_written((self, args))
+            check_operands((self, args))
         return written_results(results, options.get("out"))
 
     method.__name__, method.__doc__ = name, original.__doc__
@@ -319,6 +333,7 @@ def _method_in_place(name: str) -> Callable[..., None]:
     original = getattr(np.ndarray, name)
 
     def method(self: ndarray, *args: Any, **options: Any) -> None:
+        check_current((self, args))
         original(plain(self), *plain_tree(args), **plain_tree(options))
         mark_written(plain(self))
 

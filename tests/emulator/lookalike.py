@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from .adoption import check_written, each_array, is_device_array, is_view, plain, plain_tree, written_results
+from .adoption import check_operands, each_array, is_device_array, is_view, plain, plain_tree, written_results
 from .array import check_dtype, from_host
 from .array import ndarray as DeviceArray
 from .devices import Device, Stream, get_current_stream
@@ -128,6 +128,12 @@ class CuPy(ModuleType):
         else:
             np.copyto(dst, src, where=where)
 
+    @staticmethod
+    def einsum(subscripts: Any, *operands: Any, dtype: Any = None, optimize: Any = False) -> DeviceArray:
+        # NumPy's takes out=, order= and casting= as well.
+        contracted = _device_function("einsum", np.einsum)
+        return cast(DeviceArray, contracted(subscripts, *operands, dtype=dtype, optimize=optimize))
+
     def get_array_module(self, *args: Any) -> ModuleType:
         return self if any(is_device_array(value) for value in args) else np
 
@@ -205,7 +211,7 @@ def _device_function(name: str, function: Callable[..., Any]) -> Callable[..., A
         _refuse_host((args, options))
         results = function(*plain_tree(args), **plain_tree(options))
         if name not in _READS_NOTHING and not is_view(results):
-            check_written((args, {key: value for key, value in options.items() if key != "out"}))
+            check_operands((args, {key: value for key, value in options.items() if key != "out"}))
         return written_results(results, options.get("out"))
 
     call.__name__, call.__doc__ = name, function.__doc__
