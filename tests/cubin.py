@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -297,7 +298,19 @@ def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
 @functools.cache
 def compilers() -> ProcessPoolExecutor:
     """A process for each core, which keeps NVRTC loaded from one architecture to the next."""
-    return ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+
+
+def end_with_parent() -> None:
+    """See to it that this process ends when the one that started it is killed: left alone it would wait for work."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def compile_all(variants: Sequence[Variant], architecture: int, library: Path | None = None) -> list[bytes]:
