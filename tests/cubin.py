@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -26,8 +27,8 @@ WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 """Warps that a multiprocessor holds, of 64 Ki registers."""
 REGISTERS = 65536
 INSTRUCTION_BYTES = 16
-FEW_INSTRUCTIONS = 20000
-"""nvdisasm reads them in the time that it takes to start."""
+INSTRUCTIONS_A_CALL = 60000
+"""Of nvdisasm, which reads them in 1 s."""
 ACCESSES = ("LDG", "STG", "LDS", "STS", "LDGSTS", "LD", "ST")
 WIDTHS = ("U8", "S8", "U16", "S16", "64", "128", "256")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -190,13 +191,12 @@ LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[^
 def disassemble(codes: Sequence[bytes], architecture: int) -> list[tuple[str, ...]]:
     """The operations of each code, with their modifiers: ``LDG.E.128``.
 
-    nvdisasm takes 0.3 s to start and 16 us an instruction, and kernels have more than half of theirs in common: it gets
-    each that is different once, all of them end to end.
+    nvdisasm takes 0.2 s to start and 15 us an instruction, and kernels have more than half of theirs in common: it gets
+    each that is different once, end to end.
     """
     words = [[code[at : at + INSTRUCTION_BYTES] for at in range(0, len(code), INSTRUCTION_BYTES)] for code in codes]
     different = list(dict.fromkeys(chain.from_iterable(words)))
-    step = max(FEW_INSTRUCTIONS, -(-len(different) // CORES))
-    batches = [different[first : first + step] for first in range(0, len(different), step)]
+    batches = [different[at : at + INSTRUCTIONS_A_CALL] for at in range(0, len(different), INSTRUCTIONS_A_CALL)]
     listed = in_parallel(lambda batch: operations_of(batch, architecture), batches)
     names = dict(zip(different, chain.from_iterable(listed), strict=True))
     return [tuple(names[word] for word in each) for each in words]
@@ -298,7 +298,19 @@ def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
 @functools.cache
 def compilers() -> ProcessPoolExecutor:
     """A process for each core, which keeps NVRTC loaded from one architecture to the next."""
-    return ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+
+
+def end_with_parent() -> None:
+    """See to it that this process ends when the one that started it is killed: left alone it would wait for work."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def compile_all(variants: Sequence[Variant], architecture: int, library: Path | None = None) -> list[bytes]:

@@ -1,12 +1,17 @@
 """What the compile gate compiles for which architectures, and its table."""
 
 import re
+import subprocess
+import sys
+import time
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import cubin
 import gate
 import pytest
 from cubin import Code
+from process import ROOT
 
 from dualsoft.backends.nvrtc import Variant, assemble
 
@@ -123,3 +128,25 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "1 variants" in printed
     assert "probe" in printed.splitlines()[-1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="which processes run is read from /proc")
+def test_compilers_end_with_who_started_them() -> None:
+    """Killed, not asked to end: a run of tests that takes too long leaves no process behind."""
+    code = "import os, cubin; print(cubin.compilers().submit(os.getpid).result(), flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT / "tests", **pipes) as started:
+        process = int(started.stdout.readline())
+        assert is_running(process)
+        started.kill()
+    until = time.monotonic() + 60
+    while is_running(process):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
