@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import Shape, operands
 from cases import DTYPES, Array
-from devices import EMULATED, ONE
+from devices import ONE
 from process import python
 
 import dualsoft as ds
@@ -64,7 +64,7 @@ def same(got: Result, want: Result, label: str) -> None:
 
 def leave_to_bf16(key: str, backend: str) -> None:
     """On the emulator, for shapes that no tensor core serves."""
-    if key == "f16" and backend.startswith(EMULATED):
+    if key == "f16" and backend.startswith("cuda-emulated"):
         pytest.skip("bfloat16 goes the same way: as many bytes, float32 once they are loaded")
 
 
