@@ -74,9 +74,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of the backend, in use while the test runs. On a device, tests have its arrays moved."""
-    chosen = request.function.__name__ in getattr(request.module, "ON_DEVICES", ())
-    if chosen and request.param == devices.OLD_TEXT and request.getfixturevalue("key") not in devices.OLD_TEXT_OF:
-        pytest.skip("the text that cuda-emulated:sm_80 runs: only half types have another on sm_75")
+    chosen = request.function.__name__ in getattr(request.module, "ON_DEVICES", ()) and "key" in request.fixturenames
+    if chosen and devices.runs_the_text_of_sm_80(request.param, request.getfixturevalue("key"), on_tensor_cores=True):
+        pytest.skip(devices.SAME_TEXT)
     if devices.is_device(request.param):
         for name, loaded in list(sys.modules.items()):
             if name.startswith("test_") and getattr(loaded, "ds", None) is dualsoft:

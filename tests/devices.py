@@ -19,8 +19,7 @@ BOTH_TEXTS = (OLD_TEXT, f"{EMULATED}:sm_80")
 """The architectures that the text of the kernels tells apart: test_cuda_source.py holds the kernels to it."""
 ONE = (f"{EMULATED}:sm_80",)
 """For tests whose kernels are the same text on every architecture."""
-OLD_TEXT_OF = ("f16", "bf16")
-"""The dtypes that are converted in another way before sm_80."""
+SAME_TEXT = "the text that cuda-emulated:sm_80 runs: bfloat16 has another on sm_75, and so have tensor cores"
 
 _MODULES: dict[str, ModuleType] = {}
 _BACKENDS: dict[str, Backend] = {}
@@ -53,6 +52,12 @@ def reasons() -> dict[str, str | None]:
 
 def _nothing(problem: Any) -> None:
     raise RuntimeError("the emulator needs an architecture")
+
+
+def runs_the_text_of_sm_80(backend: str, key: str, on_tensor_cores: bool = False) -> bool:
+    """Whether another emulated architecture than sm_80 has the same text for a dtype."""
+    has_other = backend == OLD_TEXT and (key == "bf16" or (key == "f16" and on_tensor_cores))
+    return backend.startswith(EMULATED) and backend not in ONE and not has_other
 
 
 def is_device(backend: str) -> bool:

@@ -65,7 +65,9 @@ def moving(backend: str, function: Callable[..., Any], on_host: Collection[int])
                 there[id(x)] = _put(backend, x)
             return there[id(x)]
 
-        moved = [x if at in on_host else move(x) for at, x in enumerate(args)]
+        # Operands may be lists and NumPy's numbers, which are arrays on a device; in options they stay what they are.
+        operands = [np.asarray(x) if isinstance(x, np.generic | list) else x for x in args]
+        moved = [args[at] if at in on_host else move(x) for at, x in enumerate(operands)]
         with dualsoft.use_backend(backend):
             result = function(*moved, **{key: x if key in ON_HOST else move(x) for key, x in options.items()})
         return _got(result, options.get("out"))
@@ -76,9 +78,8 @@ def moving(backend: str, function: Callable[..., Any], on_host: Collection[int])
 def _put(backend: str, x: Any) -> Any:
     if isinstance(x, dualsoft.BlockMask):
         return dualsoft.BlockMask(_put(backend, np.asarray(x.mask)), x.block_q, x.block_k)
-    if not isinstance(x, np.ndarray | np.generic | list):
+    if not isinstance(x, np.ndarray):
         return x
-    x = np.asarray(x)
     return put(backend, x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))  # CuPy has no others
 
 

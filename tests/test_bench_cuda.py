@@ -1,6 +1,5 @@
 """The benchmark's code for cards, run on the emulator with a clock that makes its times up. No time is judged here."""
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import devices
 import emulator
 import numpy as np
 import pytest
+from bench_clock import MADE_UP_MILLISECONDS, WithClock
 from bench_process import bench, module
 from bench_tiny import tiny
 from small_kernels import SKIP
@@ -19,63 +19,12 @@ import dualsoft
 
 pytest.importorskip("rich", reason="the benchmark's tables need rich")
 BACKEND = "cuda-emulated:sm_80"
-MADE_UP_MILLISECONDS = 1.0
 ROUNDINGS = 16 * dualsoft.accuracy.unit_roundoff("float64")
 """What a rate and a time from it, some ten operations in float64, may be off by."""
 OPERATIONS = ("softmax", "log_softmax", "logsumexp")
 """Those that cupyx has as well."""
 ATTENTION = ("attention", "attention_backward", "decode", "paged")
 BESIDE = dict(module("bench.device_contest").BESIDE)
-
-
-class Event:
-    """An event of a clock that says the same whatever happened."""
-
-    count = itertools.count()
-
-    def __init__(self) -> None:
-        self.recorded: int | None = None
-
-    def record(self) -> None:
-        self.recorded = next(self.count)
-
-    def synchronize(self) -> None:
-        assert self.recorded is not None
-
-
-def get_elapsed_time(begin: Event, end: Event) -> float:
-    assert begin.recorded is not None
-    assert end.recorded is not None
-    assert begin.recorded < end.recorded
-    return MADE_UP_MILLISECONDS
-
-
-class WithClock:
-    """The emulator's look-alike of CuPy with what only the benchmark asks of a card."""
-
-    __version__ = "14.0.0"
-
-    def __init__(self, cp: Any) -> None:
-        self._cp = cp
-        self.copies = 0
-        runtime = SimpleNamespace(
-            **vars(cp.cuda.runtime),
-            getDeviceProperties=lambda device: {"name": b"An Emulated Card (not real)", "totalGlobalMem": 2**32},
-        )
-        names = vars(cp.cuda) | {"runtime": runtime, "Device": self._device}
-        self.cuda = SimpleNamespace(**names, Event=Event, get_elapsed_time=get_elapsed_time)
-
-    def _device(self) -> Any:
-        found = self._cp.cuda.Device()
-        attributes = found.attributes | {"L2CacheSize": 1 << 12}
-        return SimpleNamespace(id=found.id, compute_capability=found.compute_capability, attributes=attributes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cp, name)
-
-    def copyto(self, *arrays: Any) -> None:
-        self.copies += 1
-        self._cp.copyto(*arrays)
 
 
 @pytest.fixture

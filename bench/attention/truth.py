@@ -49,9 +49,9 @@ class _Head(NamedTuple):
     v: Array
 
 
-def truth_of(case: AttentionCase, data: Data, pairs: int = PAIRS) -> Truth:
+def truth_of(case: AttentionCase, data: Data, pairs: int | None = None) -> Truth:
     """Compute the exact result of queries that have ``pairs`` scores in all, and the plain one that sets the limit."""
-    dtype = data.q.dtype
+    dtype, pairs = data.q.dtype, pairs or PAIRS
     picks, exact, plain = [], [], []
     for head in _heads(case, data, min(pairs, LONG_PAIRS) if dtype == np.float64 else pairs):
         wide = np.longdouble if dtype == np.float64 else np.float64
