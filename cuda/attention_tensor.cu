@@ -166,8 +166,8 @@ DS_DEVICE void settle_pairs(const block_memory& memory, const running& r, bool i
         const f64 d = whole_d(r, h);
         const f32 shift = mul(r.m[h], rules.c);
         const bool is_small = shift < LARGEST_SHIFT && shift > -LARGEST_SHIFT;
-        // without a weight though there are keys: products of -inf, or that float32 does not hold; in natural units all are hidden
-        const bool is_lost = d == 0.0 ? !rules.is_natural && memory.lo[row] < memory.hi[row] : !is_small;
+        // of -inf though there are keys: products that are, or that float32 does not hold; in natural units all are hidden
+        const bool is_lost = r.m[h] == f32(-infinity()) ? !rules.is_natural && memory.lo[row] < memory.hi[row] : !is_small;
         const bool is_odd = are_odd[h] || is_bad || !is_finite(d) || is_lost;
         if (threadIdx.x % 4 != 0) continue;
         memory.m[row] = is_small ? widen(shift) * LN_2 : -infinity();

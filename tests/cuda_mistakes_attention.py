@@ -108,18 +108,20 @@ MUTATIONS = {
     "values are not transposed": Mutation("load_transposed(b, moved(", "load_matrices(b, moved(", ("full",)),
     "edges are not hidden": Mutation("|| j0 + KEYS > memory.hi[first]) hide", "|| false) hide", ("full", "causal")),
     "the edge of a window is not hidden": Mutation("if (j0 < memory.lo[last] ||", "if (", ("window",)),
-    "one column too many": Mutation("n * 8 + i >= hi) s[n]", "n * 8 + i > hi) s[n]", ("causal",)),
+    "one column too many": Mutation("n * 8 + i >= hi) s[h", "n * 8 + i > hi) s[h", ("causal",)),
     "a warp leaves out tiles that its last row sees": Mutation(
         "j0 < memory.hi[last] && j0 + KEYS", "j0 < memory.hi[first] && j0 + KEYS", ("window",)
     ),
-    "outputs are not rescaled": Mutation(
-        "if (!__any_sync(ALL_LANES, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;", "return;", ("full",)
+    "outputs are not rescaled": Mutation("if (!__any_sync(ALL_LANES, is_risen)) return;", "return;", ("full",)),
+    "one set of rows for the other": Mutation(
+        "multiply(r.o[m][2 * n], p[m][k],", "multiply(r.o[m][2 * n], p[0][k],", ("full",)
     ),
-    "outputs are rescaled for one row of two": Mutation("alpha[i / 2])", "alpha[0])", ("full",)),
+    "queries of the first set only": Mutation("warp_row() + 16 * m, k * 16);\n}", "warp_row(), k * 16);\n}", ("full",)),
+    "outputs are rescaled for one row of two": Mutation("alpha[2 * m + i / 2])", "alpha[2 * m])", ("full",)),
     "d is that of two lanes": Mutation("return d + from_lane(d, 2);", "return d;", ("full",)),
     "columns of weights change places": Mutation(
-        "tensor<x_type>::pair(x[2], x[3]), tensor<x_type>::pair(y[0], y[1]),",
-        "tensor<x_type>::pair(y[0], y[1]), tensor<x_type>::pair(x[2], x[3]),",
+        "pair(s[m][2 * k + i / 2][i % 2 * 2],",
+        "pair(s[m][2 * k + i % 2][i / 2 * 2],",
         ("full",),
     ),
     "keys past the end are read": Mutation("k >= lo && k < hi;", "k >= lo;", ("full",), (WRONG, *OUTSIDE)),
