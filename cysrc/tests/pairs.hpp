@@ -92,6 +92,17 @@ template <class A> void check_update(long share) {
     }
 }
 
+template <class C> void check_slope_of_cap() {
+    const title name("slope_of_cap,", dtype_name<C>());
+    group g(name.text);
+    generator random{27};
+    for (int round = 0; round < 4000; ++round) {
+        const C x = C(random.uniform(0, round % 2 ? 1 : sizeof(C) == 4 ? 40 : 340));
+        const long double cosh = std::cosh((long double)x);
+        g.within(ulp_between<C>(slope_of_cap(exp(simd<C>(double(-2 * x))).v)[0], 1 / (cosh * cosh)), 6, double(x), double(x));
+    }
+}
+
 template <class C> void check_hide_outside() {
     const title name("hide_outside", dtype_name<C>());
     group g(name.text);

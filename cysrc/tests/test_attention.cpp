@@ -9,6 +9,7 @@ namespace {
 template <class C> void check_rows(long share) {
     check_update<lane_arithmetic<C>>(share);
     check_score_scale<C>();
+    check_slope_of_cap<C>();
     check_hide_outside<C>();
     check_bias<C>();
     check_merged_row<C>();
