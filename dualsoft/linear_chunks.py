@@ -141,9 +141,10 @@ def _backward(
     factor = grad * (mass + 2 * targets.z_loss * log) if targets.z_loss else grad * mass
     of_hidden = xp.zeros(operands.hidden.shape, operands.compute)
     ones = xp.ones(BLOCK_ROWS, operands.compute)
+    # Blocks of rows may be thousands: float32 would drift.
+    sums = operands.compute if len(operands.hidden) <= BLOCK_ROWS else FLOAT64
     for classes, blocks in _blocks(operands):
-        # Blocks of rows may be thousands: float32 would drift.
-        of_weight = xp.zeros(problem.weight[classes].shape, FLOAT64)
+        of_weight = xp.zeros(problem.weight[classes].shape, sums)
         of_bias = xp.zeros(len(of_weight), FLOAT64)
         for block in blocks:
             at, logits = block.rows, block.logits
@@ -159,7 +160,7 @@ def _backward(
             of_weight += logits.T @ block.hidden
             if problem.bias is not None:
                 of_bias += ones[: len(logits)] @ logits
-        problem.weight[classes] = of_weight.astype(problem.weight.dtype)
+        problem.weight[classes] = of_weight.astype(problem.weight.dtype, copy=False)
         if problem.bias is not None:
             problem.bias[classes] = of_bias.astype(problem.bias.dtype)
     return of_hidden

@@ -121,7 +121,7 @@ def test_subnormal_bfloat16(level: str) -> None:
 
 
 def test_infinite_lse_of_a_whole(backend: str) -> None:
-    """Of more keys than are given: +inf says that a row is NaN, -inf that it sees nothing, whatever the scores are."""
+    """Of more keys than are given: +inf says that the row is NaN, -inf that it sees nothing, whatever the scores."""
     grad_out, q, k, v = given()
     out, lse = ds.attention(q, k, v, return_lse=True)
     want = ds.attention_backward(grad_out, q, k, v, out, lse)
