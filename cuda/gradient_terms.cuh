@@ -82,10 +82,15 @@ DS_DEVICE f64 exponential_minus_1(f64 x) {
     return (e.power - 1.0) + e.power * (e.high + e.low);
 }
 
-// The gradient at the label: p - 1 keeps its relative accuracy however near to 1 p is.
+// The gradient at the label: p - 1 keeps its relative accuracy however near to 1 p is. Of a label that smoothing leaves less than half, 1 would only
+// cancel.
 DS_DEVICE f64 gradient_at_label(f64 x, const row_numbers& of, const question& q) {
     const f64 log_d = log1p_of(of.rest), log_p = (x - of.m) - log_d;
-    const f64 more = q.z_loss == 0.0 ? 0.0 : 2.0 * q.z_loss * (of.m + log_d) * (log_p > 40.0 ? exponential_above(log_p) : exponential(log_p));
+    const bool is_small = q.hard < 0.5;
+    f64 p = 0.0;
+    if (is_small || q.z_loss != 0.0) p = log_p > 40.0 ? exponential_above(log_p) : exponential(log_p);
+    const f64 more = q.z_loss == 0.0 ? 0.0 : 2.0 * q.z_loss * (of.m + log_d) * p;
+    if (is_small) return of.grad * (p - (q.hard + q.uniform) + more);
     return of.grad * (exponential_minus_1(log_p) + more + ((1.0 - q.hard) - q.uniform));
 }
 
@@ -109,7 +114,7 @@ DS_DEVICE answer answer_for(const question& q, f64 sum, const row_numbers& of) {
     }
     const f64 inverse = set_shift(to, of.m, of.rest);
     if (q.of == OF_LOGSUMEXP) {
-        to.is_zero = of.m == -infinity();
+        to.is_zero = of.m == -infinity() && of.rest == of.rest;
         to.set_factor(of.grad * inverse);
         return to;
     }

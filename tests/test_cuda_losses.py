@@ -24,6 +24,8 @@ SHARED: list[tuple[str, tuple[Any, ...]]] = [
     *(("test_special_rows", (key,)) for key in KEYS),
     ("test_a_probability_of_0_counts_nothing", ()),
     ("test_smoothing_by_1_leaves_the_label_out", ()),
+    *(("test_gradient_at_a_label_that_smoothing_takes_away", (smoothing,)) for smoothing in (0.25, 0.75, 1.0)),
+    *(("test_nan_beside_an_infinity", (logarithm,)) for logarithm in ("softmax_state", "logsumexp")),
     *(("test_ignored_rows", (ignored,)) for ignored in (-100, 1, 2**40)),
     ("test_nothing_counts", ()),
     ("test_a_large_common_shift", ()),

@@ -85,11 +85,11 @@ def test_special_rows(key: str, backend: str) -> None:
     np.testing.assert_array_equal(gradient[5], [0, 0.5, 0.5])
 
 
-@pytest.mark.parametrize("logarithm", [ds.softmax_state, ds.logsumexp])
-def test_nan_beside_an_infinity(logarithm: Callable[[Array, int], Any], backend: str) -> None:
+@pytest.mark.parametrize("logarithm", ["softmax_state", "logsumexp"])
+def test_nan_beside_an_infinity(logarithm: str, backend: str) -> None:
     """NaN wins in its row, whatever the maximum of the others is; not over what takes no part."""
     x = np.array([[NAN, INF, 0], [NAN, -INF, -INF], [INF, -INF, NAN]])
-    lse = logarithm(x, -1)
+    lse = getattr(ds, logarithm)(x, -1)
     assert np.isnan(ds.logsumexp_backward(1.0, x, lse, -1)).all()
     assert np.isnan(ds.logsumexp_backward(1.0, x, lse, -1, where=np.ones(3, bool), scale=2.0)).all()
     weighted = ds.logsumexp_backward(1.0, x, lse, -1, b=[1, 1, 0])

@@ -222,7 +222,8 @@ def whole_columns(plan: Plan, x: Array, compute_size: int, more: int = 0) -> Til
     """Return tiles of whole columns, however long, whose type is told by a code; ``more`` bytes for each of them."""
     size, most = x.dtype.itemsize, (512 if compute_size == 4 else 256) // plan.strands
     lanes = _lanes(plan, 1, size, most, _is_of_sectors(plan, x))
-    return Tiles(plan, lanes, 1, 32, size, compute_size, max(plan.at.n, 1), _PLACE_OF_COLUMN + more)
+    tiles = Tiles(plan, lanes, 1, 32, size, compute_size, max(plan.at.n, 1), _PLACE_OF_COLUMN + more)
+    return tiles.on_every_card()
 
 
 def _planned(problem: Any, out: Array, beside: Array | None = None, weight: Array | None = None) -> Plan:
