@@ -97,6 +97,8 @@ def test_like_decides_the_kind_of_array(page_size: int | None, monkeypatch: pyte
     module.zeros = lambda shape, dtype: Device(np.zeros(shape, dtype))  # type: ignore[attr-defined]
     module.may_share_memory = lambda a, b: np.may_share_memory(a.x, b.x)  # type: ignore[attr-defined]
     module.asarray = Device  # type: ignore[attr-defined]
+    stream = types.SimpleNamespace(is_capturing=lambda: False)
+    module.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", module)
     cache = ds.KVCache(1, HEADS, 8, 3, dtype=np.float32, page_size=page_size, like=Device(np.zeros(1)))
     shown = cache.k if page_size is None else cache.k_pages
