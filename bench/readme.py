@@ -119,14 +119,23 @@ def _measured(saved: dict[str, Any]) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    shape = ", ".join(map(str, row["shape"]))
-    what = f"`{row['operation']}` ({shape})" + ("" if row["axis"] == -1 else f", axis {row['axis']}")
+    what = f"`{row['operation']}` {_case(row)}"
     times = _times(row)
     if "dualsoft" not in times:
         return f"| {what} | {row['results']['dualsoft']['reason']} | | | | |"
     ours = times["dualsoft"]
     share, torch, best = _against(row, times)
-    return f"| {what} | {_time(ours)} | {row['bytes_moved'] / ours / 1e9:.1f} | {share} | {torch} | {best} |"
+    rate = f"{row['bytes_moved'] / ours / 1e9:.1f}".removeprefix("0.0")
+    return f"| {what} | {_time(ours)} | {rate} | {share} | {torch} | {best} |"
+
+
+def _case(row: Row) -> str:
+    """Return the shape and what else tells a case from others."""
+    if "case" in row:
+        return str(row["case"]).replace(") ", "), ")
+    # Of files that were saved before rows named their case.
+    shape = ", ".join(map(str, row["shape"]))
+    return f"({shape})" + ("" if row["axis"] == -1 else f", axis {row['axis']}")
 
 
 def _attention_line(row: Row) -> str:

@@ -202,6 +202,16 @@ def test_readme_table_comes_from_a_saved_run(tmp_path: Path) -> None:
     assert target.read_text() == text
 
 
+def test_cases_of_one_shape_differ_in_the_readme() -> None:
+    readme = module("bench.readme")
+    results = {"dualsoft": {"median": 1.0, "reason": None}}
+    row = {"operation": "softmax_topk", "shape": [4, 9], "axis": -1, "ceiling": "read", "results": results}
+    few, many = (readme._line(row | {"case": case, "bytes_moved": 10**9}) for case in ("(4, 9)", "(4, 9) k=3"))
+    assert few == "| `softmax_topk` (4, 9) | 1e+03 ms | 1.0 |  |  |  |"
+    assert many == "| `softmax_topk` (4, 9), k=3 | 1e+03 ms | 1.0 |  |  |  |"
+    assert "0.0" not in readme._line(row | {"case": "(4, 9)", "bytes_moved": 10**7}), "a rate that says nothing"
+
+
 def test_the_readme_has_a_place_for_every_table() -> None:
     readme = module("bench.readme")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
