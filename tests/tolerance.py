@@ -41,6 +41,11 @@ def tolerance(function: str, want: Expected, dtype: Any, backend: str | None = N
     return ulps * ulp(want.magnitude, dtype) + absolute + 2.0 ** (least - bits + 1)
 
 
+def relative(function: str, dtype: Any, *, n: int = 1, spread: float = 0.0) -> float:
+    """The bound as a share of the magnitude that counts: an ulp is at most two roundoffs of it."""
+    return accuracy.bound(function, dtype, n=n, spread=spread).ulp * 2 * accuracy.unit_roundoff(dtype)
+
+
 def mismatch(
     function: str, got: Any, want: Expected, dtype: Any, backend: str | None = None, precision: Any = None
 ) -> str | None:
