@@ -171,8 +171,8 @@ def test_the_text_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("wrong", "named"),
     [
         (["--steps", "0"], "--steps"), (["--width", "20"], "--width"), (["--kv-heads", "3"], "--kv-heads"),
-        (["--temperature", "nan"], "--temperature"), (["--backend", "nonsense"], "nonsense"),
-        (["--backend", "cuda"], "'cuda'"), (["--xp", "torch"], "--xp"),
+        (["--temperature", "nan"], "--temperature"), (["--xp", "torch"], "--xp"),
+        (["--backend", "nonsense", "--no-plot"], "nonsense"), (["--backend", "cuda", "--no-plot"], "'cuda'"),
         (["no such file", "--no-plot"], "no such file"),
     ],
 )  # fmt: skip
