@@ -206,15 +206,15 @@ template <class S> DS_INLINE ptrdiff_t aligned_head(const S* out) {
     return ptrdiff_t((line - uintptr_t(out) % line) % line / sizeof(S));
 }
 
+// Whole registers go to whole lines: a store that crosses from one line into the next costs two, and one past the cache has to be aligned.
 template <int kind, class S, class Get, class GetPart>
 DS_INLINE void write_run(S* out, ptrdiff_t n, simd<S> c, simd<S> s, bool past_cache, Get get, GetPart get_part) {
     constexpr ptrdiff_t w = simd<S>::width;
+    const bool has_lines = uintptr_t(out) % sizeof(S) == 0;
+    const ptrdiff_t head = has_lines ? aligned_head(out) : 0;
     ptrdiff_t i = 0;
-    if (past_cache && uintptr_t(out) % sizeof(S) == 0) {
-        const ptrdiff_t head = aligned_head(out);
-        if (head && head <= n) { store_partial(out, output<kind>(get_part(0, head), c, s), head); i = head; }
-        if (head <= n) for (; i + w <= n; i += w) stream(out + i, output<kind>(get(i), c, s));
-    }
+    if (head && head <= n) { store_partial(out, output<kind>(get_part(0, head), c, s), head); i = head; }
+    if (past_cache && has_lines) for (; i + w <= n; i += w) stream(out + i, output<kind>(get(i), c, s));
     for (; i + w <= n; i += w) store(out + i, output<kind>(get(i), c, s));
     if (i < n) store_partial(out + i, output<kind>(get_part(i, n - i), c, s), n - i);
 }

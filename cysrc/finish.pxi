@@ -31,6 +31,9 @@ cdef inline void finish_softmax(batch_stats* s, Py_ssize_t k) noexcept nogil:
     """value = 1 / d; NaN where m = +inf."""
     cdef Py_ssize_t i, w = simd[double].lanes()
     cdef simd[double] m, one = simd[double](1.0)
+    if k == 1:      # a register would wait until what was just stored, a number, is there for all of it
+        s.value[0] = 1.0 / (s.total[0] + s.count[0] + (s.m[0] - s.m[0]))
+        return
     for i from 0 <= i < k by w:
         m = load(&s.m[i])
         store(&s.value[i], one / (load(&s.total[i]) + load(&s.count[i]) + (m - m)))
@@ -39,6 +42,9 @@ cdef inline void finish_softmax(batch_stats* s, Py_ssize_t k) noexcept nogil:
 cdef inline void finish_log(batch_stats* s, Py_ssize_t k) noexcept nogil:
     """value = log(d), for c = m."""
     cdef Py_ssize_t i, w = simd[double].lanes()
+    if k == 1:
+        s.value[0] = log1p_one(s.total[0] + (s.count[0] - 1.0))
+        return
     for i from 0 <= i < k by w:
         store(&s.value[i], log1p(load(&s.total[i]) + (load(&s.count[i]) - simd[double](1.0))))
 

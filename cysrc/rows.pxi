@@ -246,7 +246,7 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
             p.x = x
             p.e = e + kept
             p.n = n
-            p.head = aligned_head(<const storage_t*>p.out) if p.past_cache else 0
+            p.head = aligned_head(<const storage_t*>p.out)
             p.c = s.c[0]
             p.value = s.value[0]
             if not deferred:

@@ -293,6 +293,10 @@ def reduced_result(
         When ``out`` is not an array like the result.
     """
     shape = kept if keepdims else reduced_shape(kept, axes)
+    if type(out) is np.ndarray and type(x) is np.ndarray and out.dtype is dtype and out.shape == shape:
+        flags = out.flags
+        if flags.c_contiguous and flags.writeable and flags.owndata and _all_own_others(reads, out):
+            return out if keepdims else out.reshape(kept)
     array = _checked_out(out, shape, dtype, x)
     if not array.dtype.isnative or _overlaps(array, reads):
         with on_device_of(x):
@@ -341,6 +345,13 @@ def _overlaps(out: Array, inputs: Iterable[object]) -> bool:
     """Return whether ``out`` may share memory with an input, by their bounds: an exact answer can take for ever."""
     share = module_of(out).may_share_memory
     return any(share(out, given) for given in inputs if given is not None and not isinstance(given, float))
+
+
+def _all_own_others(inputs: Iterable[object], out: np.ndarray[Any, Any]) -> bool:
+    """Return whether inputs are NumPy arrays that own their memory, none of them ``out``: such arrays share none."""
+    return all(
+        given is None or (type(given) is np.ndarray and given is not out and given.flags.owndata) for given in inputs
+    )
 
 
 def _is_same(out: Array, x: Array) -> bool:

@@ -203,7 +203,9 @@ def _kind_name(array: Array) -> str:
 
 def delivered(result: Array, out: Array) -> Array:
     """Return ``out``, copied to from ``result`` where an overlap made a problem compute into another array."""
-    if result is not out and not module_of(out).may_share_memory(result, out):
+    if result is out or result.base is out:
+        return out
+    if not module_of(out).may_share_memory(result, out):
         with on_device_of(out):
             out[...] = result.reshape(out.shape)
     return out

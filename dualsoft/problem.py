@@ -178,7 +178,7 @@ def logsumexp_problem(
     if not type(keepdims) is type(return_sign) is bool:
         arguments.check_truth(keepdims, "keepdims")
         arguments.check_truth(return_sign, "return_sign")
-    if type(a) is _ndarray and b is None and where is None and dtype is None and out is None:
+    if type(a) is _ndarray and b is None and where is None and dtype is None:
         plain = PLAIN_FORMATS.get(a.dtype)
         if plain is not None and (scale is None or type(scale) is float):
             code, result, result_code, _ = plain
@@ -189,8 +189,11 @@ def logsumexp_problem(
                 mask, kept = 1 << last, shape[:-1] + (1,)  # noqa: RUF005 (faster)
             else:
                 axes, mask, kept = arguments.reduction(axis, shape)
+            if out is None:
+                target = _empty(kept, result)
+            else:
+                target = arguments.reduced_result(out, kept, axes, keepdims, result, a, (a,))
             sign = _empty(kept, result) if return_sign else None
-            target = _empty(kept, result)
             return _new(LogSumExpProblem, (a, target, axes, mask, scale, None, code, result_code, sign, None, 0))
     array = as_array(a, "a")
     known = format_of(array, "a", complex_too=True)
