@@ -211,7 +211,7 @@ def scores(
     """In the dtype of ``q`` and ``k``, in the order of the contract."""
     wide = q.dtype.type
     transposed = k.swapaxes(-1, -2)
-    factor = 1 / np.sqrt(wide(q.shape[-1])) if scale is None else holding(wide, scale)(scale)
+    factor = 1 / np.sqrt(wide(q.shape[-1])) if scale is None else held(wide, scale)
     s = product(q, transposed)
     if wide is np.float32 and not np.isfinite(s).all():
         s = np.where(
@@ -220,7 +220,7 @@ def scores(
     s = (factor * s).astype(wide)
     size = np.abs(factor) * (np.abs(q) @ np.abs(transposed))
     if softcap:
-        cap = holding(wide, softcap)(softcap)
+        cap = held(wide, softcap)
         s = (cap * np.tanh(s / cap)).astype(wide)
     lowest = -float(np.finfo(arithmetic).max)
     if bias is not None:
@@ -237,10 +237,11 @@ def scores(
     return Scores(s, np.where(s > -np.inf, size, 0))
 
 
-def holding(wide: Any, number: Any) -> Any:
-    """The type, or float64 for a finite number that is beyond its range: NumPy's scalars promote arrays."""
+def held(wide: Any, number: Any) -> Array:
+    """The number in that type, or in float64 if that is too narrow; an array, since in NumPy 1 a scalar widens none."""
     limits, size = np.finfo(wide), abs(float(number))
-    return wide if size == 0 or not np.isfinite(size) or limits.tiny <= size <= limits.max else np.float64
+    fits = size == 0 or not np.isfinite(size) or limits.tiny <= size <= limits.max
+    return np.array([number], wide if fits else np.float64)
 
 
 def add(s: Array, added: Array, lowest: float) -> Array:
