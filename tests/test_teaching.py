@@ -245,7 +245,7 @@ def test_chunks_need_the_square_root() -> None:
     chunked, standard = algorithms.chunked_attention.memory, algorithms.standard_attention.memory
     assert 3.5 < chunked(65536, 65536, 64) / chunked(4096, 4096, 64) < 4
     assert 250 < standard(65536, 65536, 64) / standard(4096, 4096, 64) < 256
-    assert (
-        3 < peak_elements("chunked_attention", 4096, 16, False) / peak_elements("chunked_attention", 256, 16, False) < 4
-    )
+    # less than four: NumPy's own buffers have the same size for both, a larger one in NumPy 1
+    small, large = (peak_elements("chunked_attention", length, 16, False) for length in (256, 4096))
+    assert 2.5 < large / small < 4
     assert peak_elements("chunked_attention", 4096, 16, True) < standard(4096, 4096, 16) / 50
