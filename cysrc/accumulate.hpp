@@ -94,7 +94,10 @@ template <> struct wide<double> {
         for (int i = 0; i < w64; ++i) { lanes[i] = sums[i].sum; errors[i] = sums[i].error; }
         ::store(p, sum_rows(lanes) + sum_rows(errors));
     }
-    DS_INLINE void store(double* p) const { const vec_f64 v = sum + error; std::memcpy(p, &v, sizeof v); }
+    DS_INLINE void store(double* p) const {
+        const simd<double> finite = simd<double>(sum - sum), zero = simd<double>(0.0);
+        ::store(p, pick_equal(finite, zero, simd<double>(sum + error), simd<double>(sum)));
+    }
 };
 
 // exp(m) - 1 of one maximal element plus exp(x) of the others, summed beyond float64: for logarithms near 0.

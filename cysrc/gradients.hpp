@@ -191,4 +191,62 @@ DS_INLINE void write_gradient(int kind, S* out, const S* x, beside<S> beside_x, 
     });
 }
 
+// ---------------------------------------------------------------- strips of columns: lanes are neighbouring rows, element i of them at i * width
+
+// Adds terms 0 .. n - 1 of every column to one wide sum a lane of terms, in the order of a row.
+template <class S, class F> DS_INLINE void strip_add(ptrdiff_t n, wide<S>* sums, F&& term) {
+    constexpr ptrdiff_t w = simd<S>::width, size = BLOCK * w;
+    for (ptrdiff_t first = 0; first < n; first += size) {
+        const ptrdiff_t count = std::min(size, n - first);
+        for (ptrdiff_t lane = 0; lane < w && lane < count; ++lane) {
+            block_total<S> sum;
+            for (ptrdiff_t i = lane; i < count; i += GROUP * w) {
+                simd<S> t[GROUP];
+                for (ptrdiff_t j = 0; j < GROUP; ++j) t[j] = i + j * w < count ? term(first + i + j * w) : simd<S>(0.0);
+                if (i > lane) sum.add(t);
+                else sum = block_total<S>(t);
+            }
+            sums[lane].add(sum);
+        }
+    }
+}
+// sum t, or sum t x
+template <class S> void strip_sum_beside(bool are_products, lane_buffer<S> x, lane_buffer<S> t, ptrdiff_t n, wide<S>* sums) {
+    constexpr ptrdiff_t w = simd<S>::width;
+    if (are_products) strip_add<S>(n, sums, [=](ptrdiff_t i) { return x.get(i * w) * t.get(i * w); });
+    else strip_add<S>(n, sums, [=](ptrdiff_t i) { return t.get(i * w); });
+}
+
+// What the gradients of neighbouring rows need, a lane each.
+template <class S> struct lane_gradients {
+    typename simd<S>::C c[simd<S>::width], a[simd<S>::width], b[simd<S>::width], w[simd<S>::width], is_zero[simd<S>::width];
+    DS_INLINE void set(ptrdiff_t lane, const row_gradient& g) {
+        typedef typename simd<S>::C C;
+        c[lane] = C(g.c), a[lane] = C(g.a), b[lane] = C(g.b), w[lane] = C(g.w), is_zero[lane] = C(g.zero);
+    }
+};
+// The gradients take the place of x.
+template <int kind, class S> DS_INLINE void strip_gradient_kind(lane_buffer<S> x, lane_buffer<S> t, ptrdiff_t n, const lane_gradients<S>& of) {
+    constexpr ptrdiff_t width = simd<S>::width;
+    const simd<S> c = load_lanes(of.c), a = load_lanes(of.a), b = load_lanes(of.b), w = load_lanes(of.w), none = load_lanes(of.is_zero), one = simd<S>(1.0);
+    auto write = [&](auto count, ptrdiff_t i) {
+        simd<S> v[count], u[count];
+        for (int j = 0; j < count; ++j) {
+            v[j] = x.get((i + j) * width);
+            u[j] = kind == GRAD_EXP ? v[j] : t.get((i + j) * width);
+        }
+        gradient_of<kind, count>(v, u, c, a, b, w);
+        for (int j = 0; j < count; ++j) x.put((i + j) * width, zero_where_equal(v[j], none, one));
+    };
+    ptrdiff_t i = 0;
+    for (; i + GROUP <= n; i += GROUP) write(std::integral_constant<int, int(GROUP)>{}, i);
+    for (; i < n; ++i) write(std::integral_constant<int, 1>{}, i);
+}
+template <class S> void strip_gradient(int kind, lane_buffer<S> x, lane_buffer<S> t, ptrdiff_t n, const lane_gradients<S>& of) {
+    if (kind == GRAD_EXP) return strip_gradient_kind<GRAD_EXP>(x, t, n, of);
+    if (kind == GRAD_EXP_TIMES) return strip_gradient_kind<GRAD_EXP_TIMES>(x, t, n, of);
+    if (kind == GRAD_EXP_PLUS) return strip_gradient_kind<GRAD_EXP_PLUS>(x, t, n, of);
+    return strip_gradient_kind<GRAD_TIMES>(x, t, n, of);
+}
+
 }  // namespace

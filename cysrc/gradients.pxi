@@ -161,6 +161,10 @@ cdef int launch_gradient(const task* t, storage_t* tag, int threads) noexcept no
     cdef double total
     cdef row_gradient g
     cdef int64_t label
+    if storage_t is float or storage_t is double:
+        if are_lanes(t):
+            launch_gradient_tiles(t, tag, threads)
+            return 0
     if parts == 1 or rows >= threads or not has_memory(t):
         for i in prange(pieces, num_threads=threads, schedule="dynamic"):
             if has_memory(t):

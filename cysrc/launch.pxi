@@ -140,6 +140,8 @@ cdef int run(task* t, int threads) except -1 nogil:
         return 0
     if not t.columns() and t.cols() * item_size(t.out_code) < LONG_LINE:
         t.past_cache = False
+    if are_lanes(t):
+        t.direct = False        # lanes hold what a register computes with, whatever the storage
     if t.direct and not t.columns():
         if t.x_code == CODE_F32:
             failed = launch(t, <float*>NULL, threads)

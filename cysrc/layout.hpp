@@ -248,19 +248,26 @@ template <class C> strips_function<C> strips_for(int code) {
     }
 }
 
-template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, C* dst) {
+// What a tile is of: an operand as it is, `hidden` where `where` leaves an element out; x may be scaled.
+template <class C> struct tile_source {
+    int op, code;
+    bool is_scaled;
+    C hidden;
+};
+template <class C>
+void gather_tile_of(const task& t, tile_source<C> of, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, C* dst) {
     constexpr ptrdiff_t w = simd<C>::width;
-    constexpr C lowest = -std::numeric_limits<C>::infinity();
-    const ptrdiff_t step = t.kept.inner_stride(OP_X), scale_step = t.kept.inner_stride(OP_SCALE), where_step = t.kept.inner_stride(OP_WHERE);
-    const char* x = t.row(OP_X, r);
+    const ptrdiff_t step = t.kept.inner_stride(of.op), scale_step = t.kept.inner_stride(OP_SCALE), where_step = t.kept.inner_stride(OP_WHERE);
+    const char* x = t.row(of.op, r);
     const char* where = t.base[OP_WHERE] ? t.row(OP_WHERE, r) : nullptr;
-    const char* scales = t.base[OP_SCALE] ? t.row(OP_SCALE, r) : nullptr;
-    const ptrdiff_t ahead = t.reduced.ndim == 1 ? ROWS_AHEAD * t.reduced.stride[0][OP_X] : 0;
-    const auto strips = step == item_size(t.x_code) && !where && !scales && !t.has_scale ? strips_for<C>(t.x_code) : nullptr;
-    const auto gather = gather_for<C>(t.x_code);
+    const char* scales = of.is_scaled && t.base[OP_SCALE] ? t.row(OP_SCALE, r) : nullptr;
+    const bool has_scale = of.is_scaled && t.has_scale;
+    const ptrdiff_t ahead = t.reduced.ndim == 1 ? ROWS_AHEAD * t.reduced.stride[0][of.op] : 0;
+    const auto strips = step == item_size(of.code) && !where && !scales && !has_scale ? strips_for<C>(of.code) : nullptr;
+    const auto gather = gather_for<C>(of.code);
     C line[MAX_COLUMNS];
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const char* from = x + t.reduced.offset(start + i, OP_X);
+        const char* from = x + t.reduced.offset(start + i, of.op);
         if (ahead && start + i + ROWS_AHEAD < t.cols()) {
             const char* line = from + ahead - uintptr_t(from + ahead) % 64;
             for (; line < from + ahead + cols * step; line += 64) __builtin_prefetch(line, 0, 2);
@@ -270,15 +277,19 @@ template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, 
             continue;
         }
         gather(from, step, cols, line);
-        for (ptrdiff_t j = 0; j < cols && (scales || t.has_scale); ++j) {
+        for (ptrdiff_t j = 0; j < cols && (scales || has_scale); ++j) {
             double s = t.scale;
             if (scales) std::memcpy(&s, scales + j * scale_step, sizeof s);
             line[j] = C(double(line[j]) * s);
         }
-        if (where) fill_hidden(line, where + t.reduced.offset(start + i, OP_WHERE), where_step, cols, lowest);
-        for (ptrdiff_t j = cols; j % w; ++j) line[j] = lowest;
+        if (where) fill_hidden(line, where + t.reduced.offset(start + i, OP_WHERE), where_step, cols, of.hidden);
+        for (ptrdiff_t j = cols; j % w; ++j) line[j] = of.hidden;
         for (ptrdiff_t j = 0; j < cols; j += w) store_lanes(dst + j / w * plane + i * w, load_lanes(line + j));
     }
+}
+// Elements of x, scaled, -inf where they are hidden.
+template <class C> void gather_tile(const task& t, ptrdiff_t r, ptrdiff_t cols, ptrdiff_t start, ptrdiff_t n, ptrdiff_t plane, C* dst) {
+    gather_tile_of<C>(t, {OP_X, t.x_code, true, -std::numeric_limits<C>::infinity()}, r, cols, start, n, plane, dst);
 }
 
 // Outputs of a tile straight to `out`, where its rows lie side by side.

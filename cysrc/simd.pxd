@@ -136,6 +136,12 @@ cdef extern from "layout.hpp" nogil:
     void gather_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C* weights)
     void gather_operand[C](const task& t, int op, int code, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* dst, C hidden)
     void scatter_row[C](const task& t, Py_ssize_t r, Py_ssize_t start, Py_ssize_t n, C* src, C hidden)
+    cdef cppclass tile_source[C]:
+        int op, code
+        bint is_scaled
+        C hidden
+    void gather_tile_of[C](
+        const task& t, tile_source[C] of, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, C* dst)
     void gather_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, C* dst)
     void scatter_tile[C](const task& t, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t plane, const C* src, C hidden)
     bint write_tile[C](
@@ -155,6 +161,10 @@ cdef extern from "gradients.hpp" nogil:
     void add_differences[S](const S* x, Py_ssize_t n, simd[S] k, wide[S]& sum)
     void add_weighted[S](const S* x, beside[S] t, Py_ssize_t n, simd[S] k, wide[S]& sum)
     void add_products[S](const S* x, beside[S] t, Py_ssize_t n, wide[S]& sum)
+    cdef cppclass lane_gradients[S]:
+        void set(Py_ssize_t lane, const row_gradient& g)
+    void strip_sum_beside[S](bint are_products, lane_buffer[S] x, lane_buffer[S] t, Py_ssize_t n, wide[S]* sums)
+    void strip_gradient[S](int kind, lane_buffer[S] x, lane_buffer[S] t, Py_ssize_t n, const lane_gradients[S]& of)
     void write_gradient[S](int kind, S* out, const S* x, beside[S] t, Py_ssize_t n, const row_gradient& g, bint past_cache)
 
 cdef extern from "topk.hpp" nogil:
