@@ -54,7 +54,7 @@ DS_DEVICE void sum_rows(const gradient_block& in, row_pair* pairs) {
     }
     __syncthreads();
 #pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a) pairs[row_of_thread(a) * THREADS_X + int(threadIdx.x) % THREADS_X] = {f64(m[a]), d[a]};
+    for (int a = 0; a < ROWS_EACH; ++a) pairs[row_of_thread(a) * THREADS_X + number_in_row()] = {f64(m[a]), d[a]};
     __syncthreads();
 }
 DS_DEVICE row_pair pair_of_row(const row_pair* pairs, int row) {
