@@ -21,8 +21,10 @@ DS_DEVICE int lane_group() { return int(threadIdx.x) % 32 / 4; }
 DS_DEVICE int lane_of_group() { return int(threadIdx.x) % 4; }
 DS_DEVICE int first_of_warp() { return int(threadIdx.x) / 32 % ROW_WARPS * 32; }         // its keys, or columns
 DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / 64 * 16 + lane_group() + 8 * a; }
-DS_DEVICE int key_of_thread(int b) { return first_of_warp() + b / 2 * 8 + 2 * lane_of_group() + b % 2; }
-DS_DEVICE int column_of_thread(int c) { return key_of_thread(c * VECTOR); }
+// Of eight keys the one that is column c of a product. In this order neither the loads of keys nor the stores of weights meet in a bank.
+DS_DEVICE int key_of_column(int c) { return c / 4 * 4 + c / 2 % 2 + (c ^ c / 4) % 2 * 2; }
+DS_DEVICE int key_of_thread(int b) { return first_of_warp() + b / 2 * 8 + key_of_column(2 * lane_of_group() + b % 2); }
+DS_DEVICE int column_of_thread(int c) { return first_of_warp() + c * 8 + 2 * lane_of_group(); }
 DS_DEVICE int number_in_row() { return int(threadIdx.x) / 32 % ROW_WARPS * ROW_LANES + lane_of_group(); }
 DS_DEVICE int share_of_thread() { return 0; }
 
@@ -43,7 +45,7 @@ template <int pitch, int by_depth, int by_column> DS_DEVICE void add_products(co
 }
 
 DS_DEVICE void add_slice(const compute* tile, int steps, compute (&s)[ROWS_EACH][KEYS_EACH]) {
-    const compute *const q = tile + row_of_thread(0) * SLICE_PITCH, *const k = tile + (ROWS + first_of_warp() + lane_group()) * SLICE_PITCH;
+    const compute *const q = tile + row_of_thread(0) * SLICE_PITCH, *const k = tile + (ROWS + first_of_warp() + key_of_column(lane_group())) * SLICE_PITCH;
     add_products<SLICE_PITCH, 1, SLICE_PITCH>(q + lane_of_group(), k + lane_of_group(), steps, s);
 }
 
