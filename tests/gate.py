@@ -32,7 +32,22 @@ Group = tuple[int, ...]
 
 EVERY_TIME = "80+90+120"
 NAMED = {"all": ",".join(map(str, cubin.ARCHITECTURES)), "shared": "75,80+86+89+90,100+120"}
-COLUMNS = ("LDG.128", "STG.128", "LDG", "STG", "MUFU", "FFMA", "DFMA", "SHFL", "BAR", "HMMA", "DMMA", "LDSM", "LDGSTS", "CALL")
+COLUMNS = (
+    "LDG.128",
+    "STG.128",
+    "LDG",
+    "STG",
+    "MUFU",
+    "FFMA",
+    "DFMA",
+    "SHFL",
+    "BAR",
+    "HMMA",
+    "DMMA",
+    "LDSM",
+    "LDGSTS",
+    "CALL",
+)
 
 
 def variants() -> list[Variant]:

@@ -141,7 +141,6 @@ def test_mma_f64_needs_all_lanes() -> None:
         compiled(text, options=("-DROWS=8",))((1,), (32,), tuple(cp.zeros(64, np.float64) for _ in range(4)))
 
 
-
 LDMATRIX = """
 extern "C" __global__ void kernel(unsigned* d, const unsigned* rows, const int* row_of_lane) {
     DS_SHARED(uint4, tile, 64);
