@@ -88,8 +88,24 @@ def by_kernel(listed: Iterable[Variant]) -> dict[str, list[Variant]]:
     return found
 
 
+WITH_F64_PRODUCTS = (80, 90, 100)
+"""Architectures on which tiles of float64 are multiplied by tensor cores, each by a text of its own."""
+
+
+def has_f64_tiles(variant: Variant) -> bool:
+    macros = dict(variant.defines)
+    return macros.get("DS_C") == "f64" and macros.get("DS_FEW") == 0
+
+
+def parts(variant: Variant, group: Group) -> list[Group]:
+    """The architectures of a group, those together that may share a variant."""
+    own = [number for number in group if has_f64_tiles(variant) and number in WITH_F64_PRODUCTS]
+    others = tuple(number for number in group if number not in own)
+    return [*((number,) for number in own), *([others] if others else [])]
+
+
 def shared_out(listed: Iterable[Variant], group: Group) -> dict[int, list[Variant]]:
-    """Each variant for one architecture that it compiles for, and for those left without a kernel its first variant.
+    """Each variant for one architecture of a part that it compiles for, and kernels for all, by their first variant.
 
     A variant goes to where the fewest before it had the values of its macros, which spreads each of them evenly;
     the variants of other kernels have no say.
@@ -98,12 +114,13 @@ def shared_out(listed: Iterable[Variant], group: Group) -> dict[int, list[Varian
     had: Counter[tuple[object, ...]] = Counter()
     for kernel, every in by_kernel(listed).items():
         for variant in every:
-            able = [number for number in group if number >= variant.oldest]
             traits = [(kernel,), *((kernel, *define) for define in variant.defines)]
-            if able:
-                home = min(able, key=lambda number: sum(had[number, *trait] for trait in traits))
-                shares[home].append(variant)
-                had.update((home, *trait) for trait in traits)
+            for part in parts(variant, group):
+                able = [number for number in part if number >= variant.oldest]
+                if able:
+                    home = min(able, key=lambda number: sum(had[number, *trait] for trait in traits))
+                    shares[home].append(variant)
+                    had.update((home, *trait) for trait in traits)
         for number in group:
             if not had[number, kernel]:
                 shares[number] += [variant for variant in every if number >= variant.oldest][:1]
