@@ -13,6 +13,7 @@ constexpr int LANES = DS_FEW ? 32 : 16;             // that share a row's column
 constexpr int VECTORS = DS_FEW ? 1 : 2;
 constexpr int SHARES = DS_FEW ? THREADS / LANES : 1;            // of the keys of a tile, for the second product
 static_assert(LANES * VECTORS * VECTOR == COLUMNS, "each column is some thread's");
+constexpr bool ARE_CHAINS = true;                   // whether products are fused multiply-adds in order, as far as manuals tell
 
 // Pitches that keep rows apart in the banks of shared memory.
 constexpr int SLICE_PITCH = SLICE + VECTOR, VALUE_PITCH = COLUMNS + VECTOR, WEIGHT_PITCH = KEYS + 16;

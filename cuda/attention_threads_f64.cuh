@@ -12,6 +12,7 @@ constexpr int ROWS_EACH = 2, KEYS_EACH = KEYS / THREADS_X;
 constexpr int ROW_LANES = 4, ROW_WARPS = 2;
 constexpr int VECTORS = 4;
 constexpr int SHARES = 1;
+constexpr bool ARE_CHAINS = false;
 static_assert(ROWS == 32 && KEYS == 64 && COLUMNS == 64 && VECTOR == 2, "four warps of 16 rows and 32 keys, or columns");
 
 // Rows begin 8 banks apart: the 16 numbers that half a warp loads of a fragment, four of each of four rows, lie in all banks once.
