@@ -140,6 +140,16 @@ def test_a_row_has_its_bits_anywhere() -> None:
     np.testing.assert_array_equal(roomy[1][0], lse)
 
 
+@pytest.mark.parametrize("way", [{"schedule": "descending"}, {"schedule": "random", "seed": 2, "preempt": True}])
+def test_the_order_of_threads_does_not_change_a_bit(way: dict[str, Any]) -> None:
+    q, k, v = operands("f64", lone(70, 150, 20, 70))
+    options = {"causal": True, "bias": np.linspace(-1, 1, 150)}
+    want = attend(q, k, v, **options)
+    with emulator.settings(**way):
+        for got, right in zip(attend(q, k, v, **options), want, strict=True):
+            np.testing.assert_array_equal(got, right)
+
+
 @pytest.mark.parametrize(("name", "instructions"), [(PLAIN, 0), (FOUR, 4), (ONE, 1)])
 def test_nothing_is_moved_in_vain(name: str, instructions: int) -> None:
     """Three numbers a lane are loaded for a product of 16 x 8 x 8; fragments and weights have no bank conflicts."""
