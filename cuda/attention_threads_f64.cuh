@@ -1,7 +1,7 @@
 // attention_threads_f64.cuh - the same on tensor cores, in float64.
 //
 // Two warps have 16 rows, each half of the keys, or columns: four products of 16 x 8 and 8 x 8 a step of eight elements, or keys. With g = lane / 4
-// and t = lane % 4 a thread has rows g and g + 8 of them, and of every eight keys or columns 2t and 2t + 1: the fragments of ptx_f64.cuh.
+// and t = lane % 4 a thread has rows g and g + 8 of them and columns 2t and 2t + 1 of each product: the fragments of ptx_f64.cuh.
 #pragma once
 #include "ptx_f64.cuh"
 

@@ -88,8 +88,11 @@ def by_kernel(listed: Iterable[Variant]) -> dict[str, list[Variant]]:
     return found
 
 
-WITH_F64_PRODUCTS = (80, 90, 100)
-"""Architectures on which tiles of float64 are multiplied by tensor cores, each by a text of its own."""
+F64_PRODUCTS = {80: 4, 90: 1, 100: 4}
+"""Architectures on which tiles of float64 are multiplied by tensor cores, each by a text of its own: how many
+instructions a product of 16 x 8 x 8 takes."""
+F64_TILES = {"attention": 2, "attention_gradient": 2, "gradient_queries": 2, "gradient_bias": 1}
+"""Products of tiles in the text of a kernel. A step of each is four of 16 x 8 x 8."""
 
 
 def has_f64_tiles(variant: Variant) -> bool:
@@ -97,9 +100,14 @@ def has_f64_tiles(variant: Variant) -> bool:
     return macros.get("DS_C") == "f64" and macros.get("DS_FEW") == 0
 
 
+def f64_products(variant: Variant, architecture: int) -> int:
+    """How many instructions of tensor cores in float64 are due."""
+    return 4 * F64_TILES[variant.kernel] * F64_PRODUCTS.get(architecture, 0) if has_f64_tiles(variant) else 0
+
+
 def parts(variant: Variant, group: Group) -> list[Group]:
     """The architectures of a group, those together that may share a variant."""
-    own = [number for number in group if has_f64_tiles(variant) and number in WITH_F64_PRODUCTS]
+    own = [number for number in group if has_f64_tiles(variant) and number in F64_PRODUCTS]
     others = tuple(number for number in group if number not in own)
     return [*((number,) for number in own), *([others] if others else [])]
 

@@ -99,9 +99,7 @@ def test_those_that_share_get_the_same_ptx() -> None:
         assert (texts[75] == texts[80]) == (name == "join_parts[")
         if gate.has_f64_tiles(variant):
             counts = Counter(texts.values())
-            assert all(
-                (counts[texts[number]] == 1) == (number in gate.WITH_F64_PRODUCTS) for number in (80, 86, 90, 100)
-            )
+            assert all((counts[texts[number]] == 1) == (number in gate.F64_PRODUCTS) for number in (80, 86, 90, 100))
 
 
 @pytest.mark.parametrize("asked", ["70", "80,80", "80+90,90", "eighty", "80;90"])
