@@ -40,23 +40,24 @@ DS_DEVICE void clear(running& r, bool is_bad) {
 // exp(x) for x <= 0. Above 0 is what a row has that has seen +inf, whose d has to be infinite.
 DS_DEVICE compute weight_of(compute x) { return x > compute(0) ? compute(infinity()) : exponential(x); }
 
-// The largest of each row, in all of its threads.
-DS_DEVICE void reduce_rows(compute (&largest)[ROWS_EACH]) {
+// Joins what the threads of a row have, each row's, for all of them.
+template <class T, class Join> DS_DEVICE void reduce_rows(T (&x)[ROWS_EACH], Join join) {
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a)
 #pragma unroll
-        for (int distance = 1; distance < THREADS_X && distance < 32; distance *= 2) largest[a] = larger(largest[a], from_lane(largest[a], distance));
-    if (THREADS_X > 32) {
-        DS_SHARED(compute, parts, THREADS / 32 * ROWS_EACH);
-        const int warp = int(threadIdx.x) / 32;
-        if (threadIdx.x % 32 == 0)
+        for (int distance = 1; distance < ROW_LANES; distance *= 2) x[a] = join(x[a], from_lane(x[a], distance));
+    if (ROW_WARPS > 1) {
+        DS_SHARED(T, parts, ROW_WARPS * ROWS);
+        if (number_in_row() % ROW_LANES == 0)
 #pragma unroll
-            for (int a = 0; a < ROWS_EACH; ++a) parts[warp * ROWS_EACH + a] = largest[a];
+            for (int a = 0; a < ROWS_EACH; ++a) parts[number_in_row() / ROW_LANES * ROWS + row_of_thread(a)] = x[a];
         __syncthreads();
 #pragma unroll
-        for (int a = 0; a < ROWS_EACH; ++a)
+        for (int a = 0; a < ROWS_EACH; ++a) {
+            x[a] = parts[row_of_thread(a)];
 #pragma unroll
-            for (int k = 0; k < THREADS / 32; ++k) largest[a] = larger(largest[a], parts[k * ROWS_EACH + a]);
+            for (int k = 1; k < ROW_WARPS; ++k) x[a] = join(x[a], parts[k * ROWS + row_of_thread(a)]);
+        }
     }
 }
 
@@ -107,7 +108,7 @@ DS_DEVICE void weigh(compute unit, int kind, compute (&s)[ROWS_EACH][KEYS_EACH],
 #pragma unroll
         for (int b = 0; b < KEYS_EACH; ++b) largest[a] = larger(largest[a], s[a][b]);
     }
-    reduce_rows(largest);
+    reduce_rows(largest, maximum());
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a) {
         const compute m = largest[a], shift = is_finite(m) ? m : compute(0);
@@ -188,13 +189,13 @@ DS_DEVICE bool add_run(const summing& in, i64 run, int kind, running& r) {
 DS_DEVICE void collect(const running& r, const block_memory& memory) {
     f64 d[ROWS_EACH];
 #pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a) d[a] = group<THREADS_X>::reduce(r.d[a], plus());
+    for (int a = 0; a < ROWS_EACH; ++a) d[a] = r.d[a];
+    reduce_rows(d, plus());
     __syncthreads();
-    const int lane = int(threadIdx.x) % LANES, share = DS_FEW ? int(threadIdx.x) / LANES : 0;
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a) {
-        const int row = DS_FEW ? a : row_of_thread(a);
-        if (threadIdx.x % THREADS_X == 0) {
+        const int row = row_of_thread(a);
+        if (number_in_row() == 0) {
             memory.m[row] = f64(r.m[a]);
             memory.d[row] = d[a];
         }
@@ -203,7 +204,7 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
             vector v;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) v.at[i] = r.o[a][c * VECTOR + i];
-            *(vector*)(memory.sums + (share * ROWS + row) * COLUMNS + (c * LANES + lane) * VECTOR) = v;
+            *(vector*)(memory.sums + (share_of_thread() * ROWS + row) * COLUMNS + column_of_thread(c)) = v;
         }
     }
     __syncthreads();

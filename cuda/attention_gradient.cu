@@ -10,7 +10,6 @@ typedef compute sums_of_thread[ROWS_EACH][VECTORS * VECTOR];
 
 // Gradients of out that are not finite reach every key that is seen, whatever its weight.
 DS_DEVICE void add_not_finite(const compute* tile, const compute* weights, int steps, sums_of_thread& o) {
-    const int lane = int(threadIdx.x) % LANES;
     for (int j = 0; j < steps; ++j)
 #pragma unroll
         for (int a = 0; a < ROWS_EACH; ++a) {
@@ -19,7 +18,7 @@ DS_DEVICE void add_not_finite(const compute* tile, const compute* weights, int s
             for (int c = 0; c < VECTORS; ++c)
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i)
-                    o[a][c * VECTOR + i] = add(o[a][c * VECTOR + i], tile[j * VALUE_PITCH + (c * LANES + lane) * VECTOR + i]);
+                    o[a][c * VECTOR + i] = add(o[a][c * VECTOR + i], tile[j * VALUE_PITCH + column_of_thread(c) + i]);
         }
 }
 
@@ -59,7 +58,7 @@ DS_DEVICE void store_gradient(const gradient_block& in, const sums_of_thread& o)
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i) x[i] = f64(o[k / VECTORS][k % VECTORS * VECTOR + i]) * factor;
             }
-        const i64 row = in.w.first + row_of_thread(a), e = in.w.slice * COLUMNS + (c * LANES + int(threadIdx.x) % LANES) * VECTOR;
+        const i64 row = in.w.first + row_of_thread(a), e = in.w.slice * COLUMNS + column_of_thread(c);
         if (row < in.w.last && e < length) store_numbers((char*)to.at(row) + e * to.item, to.item, to.code, to.is_wide, x, int(least(VECTOR, length - e)));
     }
 }

@@ -1,7 +1,6 @@
 // attention_tiles.cuh - the exact kernel's tiles: how threads share them, how they are loaded, and the two products.
 //
-// A block of 128 threads has ROWS rows and takes keys KEYS at a time. Scores: thread (x, y) has rows y + THREADS_Y a and keys x + THREADS_X b.
-// Outputs: the same rows and vectors of columns; with few rows, warps share the keys of a tile instead, each with all rows.
+// A block of 128 threads has ROWS rows and takes keys KEYS at a time; threads have some rows each, of these some keys and vectors of columns.
 // Keys and values lie at fixed places of a tile, counted from key 0, and sums follow these: a row's bits depend on nothing else.
 //
 // Macros of a variant: DS_X        type of q, k and v, or `anything`: told by codes at run time
@@ -12,6 +11,15 @@
 #include "attention_scores.cuh"
 #include "attention_work.cuh"
 #include "group.cuh"
+
+// Whether products are those of tensor cores: of float64 with many rows, where cards have them at the rate of fused multiply-adds or more. Of the
+// cards above sm_80 others have some, at a small part of it.
+#define DS_HAS_F64_PRODUCTS (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+#define DS_IS_WIDE_f32 0
+#define DS_IS_WIDE_f64 1
+#define DS_JOINED(a, b) a##b
+#define DS_IS_WIDE(type) DS_JOINED(DS_IS_WIDE_, type)
+#define DS_ON_TENSOR_CORES (DS_HAS_F64_PRODUCTS && DS_IS_WIDE(DS_C) && !DS_FEW)
 
 namespace ds {
 
@@ -25,24 +33,30 @@ constexpr int VECTOR = 16 / int(sizeof(compute));
 constexpr int ROWS = DS_FEW ? 8 : IS_WIDE ? 32 : 64;
 constexpr int KEYS = DS_FEW ? 128 : 64;
 constexpr i64 RUN = DS_FEW ? 1024 : 2048;           // keys whose sums are not merged yet
-constexpr int THREADS_X = DS_FEW ? 128 : 16, THREADS_Y = THREADS / THREADS_X;
-constexpr int ROWS_EACH = ROWS / THREADS_Y, KEYS_EACH = KEYS / THREADS_X;
-constexpr int LANES = DS_FEW ? 32 : 16;             // that share a row's columns
-constexpr int VECTORS = DS_FEW ? 1 : 2;
-constexpr int COLUMNS = LANES * VECTOR * VECTORS;
-constexpr int SHARES = DS_FEW ? THREADS / LANES : 1;            // of the keys of a tile, for the second product
+constexpr int COLUMNS = 32 * VECTOR;
 constexpr int SLICE = 128 / int(sizeof(compute));               // elements of the head dim at a time
 constexpr int LONG = 8 * SLICE;                     // a score is summed by so many elements
 constexpr int VALUE_KEYS = 32;
 
-// Pitches that keep rows apart in the banks of shared memory.
-constexpr int SLICE_PITCH = SLICE + VECTOR, VALUE_PITCH = COLUMNS + VECTOR, WEIGHT_PITCH = KEYS + 16;
+typedef chunk<compute, VECTOR> vector;
+
+}  // namespace ds
+
+#if DS_ON_TENSOR_CORES
+#include "attention_threads_f64.cuh"
+#else
+#include "attention_threads.cuh"
+#endif
+
+namespace ds {
+
 constexpr int OPERANDS_LENGTH = (ROWS + KEYS) * SLICE_PITCH, VALUES_LENGTH = VALUE_KEYS * VALUE_PITCH;
 constexpr int TILE_LENGTH = OPERANDS_LENGTH > VALUES_LENGTH ? OPERANDS_LENGTH : VALUES_LENGTH;
 constexpr int WEIGHTS_LENGTH = ROWS * WEIGHT_PITCH, MEMORY_LENGTH = TILE_LENGTH + WEIGHTS_LENGTH;
 static_assert(SHARES * ROWS * COLUMNS <= MEMORY_LENGTH, "the outputs of a block take the place of its tiles");
 
-typedef chunk<compute, VECTOR> vector;
+// The place of one of the thread's scores in the tile of weights.
+DS_DEVICE int place_of_score(int a, int b) { return row_of_thread(a) * WEIGHT_PITCH + key_of_thread(b); }
 
 // ------------------------------------------------------------------ loading
 template <class T> constexpr int ELEMENTS_AT_ONCE = 16 / int(sizeof(T));
@@ -152,30 +166,6 @@ DS_DEVICE void load_slices(const tile_side& a, const tile_side& b, i64 e0, compu
     }
 }
 
-DS_DEVICE void add_slice(const compute* tile, int steps, compute (&s)[ROWS_EACH][KEYS_EACH]) {
-    const compute* const q = tile + int(threadIdx.x) / THREADS_X * SLICE_PITCH;
-    const compute* const k = tile + (ROWS + int(threadIdx.x) % THREADS_X) * SLICE_PITCH;
-#pragma unroll 1
-    for (int e = 0; e < steps; e += VECTOR) {
-        vector y[KEYS_EACH];
-#pragma unroll
-        for (int b = 0; b < KEYS_EACH; ++b) y[b] = *(const vector*)(k + b * THREADS_X * SLICE_PITCH + e);
-#pragma unroll
-        for (int a = 0; a < ROWS_EACH; ++a) {
-            const vector x = *(const vector*)(q + a * THREADS_Y * SLICE_PITCH + e);
-#pragma unroll
-            for (int b = 0; b < KEYS_EACH; ++b)
-#pragma unroll
-                for (int i = 0; i < VECTOR; ++i) s[a][b] = fused(x.at[i], y[b].at[i], s[a][b]);
-        }
-    }
-}
-
-DS_DEVICE int row_of_thread(int a) { return int(threadIdx.x) / THREADS_X + THREADS_Y * a; }
-DS_DEVICE int key_of_thread(int b) { return int(threadIdx.x) % THREADS_X + THREADS_X * b; }
-// The place of one of the thread's scores in the tile of weights.
-DS_DEVICE int place_of_score(int a, int b) { return row_of_thread(a) * WEIGHT_PITCH + key_of_thread(b); }
-
 // s = a b^T. Long sums are made of several, which wait in the tile of weights; each thread comes back to its own.
 DS_DEVICE void multiply(const tile_side& left, const tile_side& right, compute* tile, compute* weights, compute (&s)[ROWS_EACH][KEYS_EACH]) {
     const i64 length = left.of.length;
@@ -219,27 +209,6 @@ DS_DEVICE void load_values(const lines& v, i64 j0, i64 j1, i64 column, int kind,
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) x[i] = as_summand(x[i], kind, is_met);
         put_elements(tile + row * VALUE_PITCH + c, x);
-    }
-}
-
-DS_DEVICE void add_values(const compute* tile, const compute* weights, int steps, compute (&o)[ROWS_EACH][VECTORS * VECTOR]) {
-    const int lane = int(threadIdx.x) % LANES, share = DS_FEW ? int(threadIdx.x) / LANES : 0;
-    const compute* const p = weights + (DS_FEW ? 0 : int(threadIdx.x) / THREADS_X) * WEIGHT_PITCH;
-#pragma unroll 1
-    for (int j = share * VECTOR; j < steps; j += SHARES * VECTOR) {
-        vector x[ROWS_EACH];
-#pragma unroll
-        for (int a = 0; a < ROWS_EACH; ++a) x[a] = *(const vector*)(p + a * THREADS_Y * WEIGHT_PITCH + j);
-#pragma unroll
-        for (int k = 0; k < VECTOR; ++k)
-#pragma unroll
-            for (int c = 0; c < VECTORS; ++c) {
-                const vector y = *(const vector*)(tile + (j + k) * VALUE_PITCH + (c * LANES + lane) * VECTOR);
-#pragma unroll
-                for (int a = 0; a < ROWS_EACH; ++a)
-#pragma unroll
-                    for (int i = 0; i < VECTOR; ++i) o[a][c * VECTOR + i] = fused(x[a].at[k], y.at[i], o[a][c * VECTOR + i]);
-            }
     }
 }
 

@@ -3,8 +3,20 @@
 
 namespace ds {
 
-// sum_e g o, in the order in which a tile sums dp = g v^T: where a row sees one key alone, o is its value and ds is 0 exactly. Where o is 0, g is
-// not asked: rows that see nothing have no gradient.
+// sum_e g o of a block's rows, by the product that makes dp = g v^T: where a row sees one key alone, o is its value and ds is 0 exactly.
+DS_DEVICE void multiply_results(const gradient_block& in) {
+    const lines o = lines_of_queries(in.t, in.w.of, in.w.head, AT_OUT, in.t.dim_v), g = in.grad_out();
+    compute s[ROWS_EACH][KEYS_EACH];
+    multiply({g, in.w.first, in.w.last}, {o, in.w.first, in.w.last}, in.tile, in.weights, s);
+#pragma unroll
+    for (int a = 0; a < ROWS_EACH; ++a)
+#pragma unroll
+        for (int b = 0; b < KEYS_EACH; ++b)
+            if (key_of_thread(b) == row_of_thread(a)) in.rows.delta[row_of_thread(a)] = s[a][b];
+    __syncthreads();
+}
+
+// The same of one row, in the order in which fused multiply-adds make dp. Where o is 0, g is not asked: rows that see nothing have no gradient.
 DS_DEVICE compute product_of_results(const gradient_block& in, i64 row) {
     const lines o = lines_of_queries(in.t, in.w.of, in.w.head, AT_OUT, in.t.dim_v), g = in.grad_out();
     const char *const of_o = o.at(row), *const of_g = g.at(row);
@@ -54,7 +66,7 @@ DS_DEVICE void sum_rows(const gradient_block& in, row_pair* pairs) {
     }
     __syncthreads();
 #pragma unroll
-    for (int a = 0; a < ROWS_EACH; ++a) pairs[row_of_thread(a) * THREADS_X + int(threadIdx.x) % THREADS_X] = {f64(m[a]), d[a]};
+    for (int a = 0; a < ROWS_EACH; ++a) pairs[row_of_thread(a) * THREADS_X + number_in_row()] = {f64(m[a]), d[a]};
     __syncthreads();
 }
 DS_DEVICE row_pair pair_of_row(const row_pair* pairs, int row) {
@@ -80,6 +92,7 @@ DS_DEVICE void prepare_rows(const gradient_block& in, row_numbers* numbers) {
     const row_place at = place_of_row(in.t, in.w.head, has_row ? row : in.w.first);
     row_numbers x = {0.0, 0.0, 1.0, 0.0};
     f64 lse = 0.0;
+    if (!ARE_CHAINS) multiply_results(in);
     if (has_row) {
         const char *const of_lse = in.w.of.base(in.t, AT_LSE), *const of_grad = in.w.of.base(in.u, AT_LSE);
         const placed &where = in.t.at[AT_LSE], &grad = in.u.at[AT_LSE];
@@ -87,7 +100,8 @@ DS_DEVICE void prepare_rows(const gradient_block& in, row_numbers* numbers) {
         x.shift = is_finite(lse) ? f64(rounded<compute>::of(lse)) : 0.0;
         x.rest = is_finite(lse) ? lse - x.shift : lse == -infinity() ? infinity() : not_a_number();
         if (lse != -infinity()) {
-            x.delta = f64(product_of_results(in, row));
+            const compute product = ARE_CHAINS ? compute(not_a_number()) : in.rows.delta[threadIdx.x];
+            x.delta = f64(is_finite(product) ? product : product_of_results(in, row));
             if (of_grad) x.delta -= number_at<f64>(of_grad + offset_of_row(grad, at), int(grad.code));
         }
     }

@@ -3,6 +3,7 @@
 #include "convert.cuh"
 #include "elementary.cuh"
 #include "group.cuh"
+#include "ptx_f64.cuh"
 
 using namespace ds;
 
@@ -138,6 +139,21 @@ DS_KERNEL(multiply_bf16_f32)(const u16* a, const u16* b, const f32* c, f32* y) {
         for (int k = 0; k < 16; ++k) p.d[i] = fused(from_bf16(a[p.place(i) / 8 * 16 + k]), from_bf16(b[k * 8 + p.place(i) % 8]), p.d[i]);
 #endif
     p.put(y);
+}
+
+// The same in float64, of 16 x 8 and 8 x 8.
+DS_KERNEL(multiply_f64_f64)(const f64* a, const f64* b, const f64* c, f64* y) {
+    const int g = int(threadIdx.x) / 4, t = int(threadIdx.x) % 4;
+    const auto place = [=](int i) { return (g + i / 2 * 8) * 8 + 2 * t + i % 2; };
+    f64 d[4] = {c[place(0)], c[place(1)], c[place(2)], c[place(3)]};
+#if __CUDA_ARCH__ >= 800
+    const f64 x[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+    multiply_f64(d, x, b[t * 8 + g], b[(t + 4) * 8 + g]);
+#else
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 8; ++k) d[i] = fused(a[place(i) / 8 * 8 + k], b[k * 8 + place(i) % 8], d[i]);
+#endif
+    for (int i = 0; i < 4; ++i) y[place(i)] = d[i];
 }
 
 // ------------------------------------------------------------------ between lanes: one warp, y[k][lane] from the lane at distance 2^k

@@ -1,4 +1,4 @@
-// ptx.cuh - every PTX instruction that the kernels name, one function each.
+// ptx.cuh - every PTX instruction that the kernels name, one function each; those of ptx_f64.cuh are apart, as their text differs from sm_90 on.
 //
 // float32 arithmetic goes through these functions: CuPy compiles with -ftz=true, which flushes subnormal numbers in plain expressions but not in
 // instructions that are written out without .ftz. They cost the same.
@@ -97,7 +97,6 @@ DS_DEVICE void multiply_f16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
 }
 #endif
-
 // ------------------------------------------------------------------ conversions, rounding to nearest
 DS_DEVICE f64 widen(f32 a) { f64 r; asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a)); return r; }
 DS_DEVICE f32 narrow(f64 a) { f32 r; asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }

@@ -161,3 +161,33 @@ MUTATIONS = {
         "    __syncwarp();\n}\nDS_DEVICE void store_rows", "}\nDS_DEVICE void store_rows", ("full",), RACES
     ),
 }
+
+F64_SHAPES = {"several tiles": lone(70, 150, 20, 70), "a part of a step": lone(33, 67, 13, 3)}
+"""Shapes of calls in float64, whose products are of tensor cores."""
+OF_OTHERS = """#pragma unroll
+        for (int a = 0; a < ROWS_EACH; ++a) {
+            x[a] = parts[row_of_thread(a)];"""
+F64_MUTATIONS = {
+    "fragments of rows change places": Mutation(
+        "a[0], a[8 * pitch], a[4], a[8 * pitch + 4]", "a[0], a[4], a[8 * pitch], a[8 * pitch + 4]", ("several tiles",)
+    ),
+    "half a step is left out": Mutation("k < steps; k += 8", "k + 4 < steps; k += 8", ("a part of a step",)),
+    "keys are not those of their columns": Mutation(
+        "key_of_column(lane_group())) * SLICE_PITCH", "lane_group()) * SLICE_PITCH", ("several tiles",)
+    ),
+    "both warps have the first keys": Mutation(
+        "int(threadIdx.x) / 32 % ROW_WARPS * 32; }", "0; }", ("several tiles",), (WRONG, *RACES)
+    ),
+    "a maximum is that of one warp": Mutation(
+        "for (int k = 1; k < ROW_WARPS; ++k) x[a] = join", "for (int k = 1; k < 1; ++k) x[a] = join", ("several tiles",)
+    ),
+    "a maximum is that of two lanes": Mutation(
+        "distance < ROW_LANES; distance *= 2", "distance < ROW_LANES / 2; distance *= 2", ("several tiles",)
+    ),
+    "nobody waits for the other warp's maxima": Mutation(
+        "        __syncthreads();\n" + OF_OTHERS, OF_OTHERS, ("several tiles",), RACES
+    ),
+    "pairs of columns change places": Mutation(
+        "c * 8 + 2 * lane_of_group(); }", "c * 8 + 2 * (lane_of_group() ^ 1); }", ("several tiles",)
+    ),
+}

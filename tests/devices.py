@@ -55,7 +55,10 @@ def _nothing(problem: Any) -> None:
 
 
 def runs_the_text_of_sm_80(backend: str, key: str, on_tensor_cores: bool = False) -> bool:
-    """Whether another emulated architecture than sm_80 has the same text for a dtype."""
+    """Whether another emulated architecture than sm_80 has a text for a dtype that runs there.
+
+    That of float64 attention on sm_75, without tensor cores, is the one that float32 has on sm_80.
+    """
     has_other = backend == OLD_TEXT and (key == "bf16" or (key == "f16" and on_tensor_cores))
     return backend.startswith(EMULATED) and backend not in ONE and not has_other
 

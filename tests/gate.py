@@ -32,7 +32,22 @@ Group = tuple[int, ...]
 
 EVERY_TIME = "80+90+120"
 NAMED = {"all": ",".join(map(str, cubin.ARCHITECTURES)), "shared": "75,80+86+89+90,100+120"}
-COLUMNS = ("LDG.128", "STG.128", "LDG", "STG", "MUFU", "FFMA", "DFMA", "SHFL", "BAR", "HMMA", "LDSM", "LDGSTS", "CALL")
+COLUMNS = (
+    "LDG.128",
+    "STG.128",
+    "LDG",
+    "STG",
+    "MUFU",
+    "FFMA",
+    "DFMA",
+    "SHFL",
+    "BAR",
+    "HMMA",
+    "DMMA",
+    "LDSM",
+    "LDGSTS",
+    "CALL",
+)
 
 
 def variants() -> list[Variant]:
@@ -73,8 +88,32 @@ def by_kernel(listed: Iterable[Variant]) -> dict[str, list[Variant]]:
     return found
 
 
+F64_PRODUCTS = {80: 4, 90: 1, 100: 4}
+"""Architectures on which tiles of float64 are multiplied by tensor cores, each by a text of its own: how many
+instructions a product of 16 x 8 x 8 takes."""
+F64_TILES = {"attention": 2, "attention_gradient": 2, "gradient_queries": 2, "gradient_bias": 1}
+"""Products of tiles in the text of a kernel. A step of each is four of 16 x 8 x 8."""
+
+
+def has_f64_tiles(variant: Variant) -> bool:
+    macros = dict(variant.defines)
+    return macros.get("DS_C") == "f64" and macros.get("DS_FEW") == 0
+
+
+def f64_products(variant: Variant, architecture: int) -> int:
+    """How many instructions of tensor cores in float64 are due."""
+    return 4 * F64_TILES[variant.kernel] * F64_PRODUCTS.get(architecture, 0) if has_f64_tiles(variant) else 0
+
+
+def parts(variant: Variant, group: Group) -> list[Group]:
+    """The architectures of a group, those together that may share a variant."""
+    own = [number for number in group if has_f64_tiles(variant) and number in F64_PRODUCTS]
+    others = tuple(number for number in group if number not in own)
+    return [*((number,) for number in own), *([others] if others else [])]
+
+
 def shared_out(listed: Iterable[Variant], group: Group) -> dict[int, list[Variant]]:
-    """Each variant for one architecture that it compiles for, and for those left without a kernel its first variant.
+    """Each variant for one architecture of a part that it compiles for, and kernels for all, by their first variant.
 
     A variant goes to where the fewest before it had the values of its macros, which spreads each of them evenly;
     the variants of other kernels have no say.
@@ -83,12 +122,13 @@ def shared_out(listed: Iterable[Variant], group: Group) -> dict[int, list[Varian
     had: Counter[tuple[object, ...]] = Counter()
     for kernel, every in by_kernel(listed).items():
         for variant in every:
-            able = [number for number in group if number >= variant.oldest]
             traits = [(kernel,), *((kernel, *define) for define in variant.defines)]
-            if able:
-                home = min(able, key=lambda number: sum(had[number, *trait] for trait in traits))
-                shares[home].append(variant)
-                had.update((home, *trait) for trait in traits)
+            for part in parts(variant, group):
+                able = [number for number in part if number >= variant.oldest]
+                if able:
+                    home = min(able, key=lambda number: sum(had[number, *trait] for trait in traits))
+                    shares[home].append(variant)
+                    had.update((home, *trait) for trait in traits)
         for number in group:
             if not had[number, kernel]:
                 shares[number] += [variant for variant in every if number >= variant.oldest][:1]

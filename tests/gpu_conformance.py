@@ -213,6 +213,12 @@ def _matrices() -> Iterator[Probe]:
         yield Probe(
             f"multiply_{name}_f32", operands, np.dtype(np.float32), 128, "float32", threads=32, takes_size=False
         )
+    # Rounded at every step, in the order of the depth: a card that adds in another order differs.
+    wide = [uniform(-2, 2, count, 61 + count) for count in (128, 64)]
+    sums = uniform(-2, 2, 128, 67)
+    wide[0][3 * 8 + 5], wide[1][5 * 8 + 2], wide[1][2 * 8 + 6], sums[9 * 8 + 1] = np.inf, 0, np.nan, 1e300
+    wide[0][12 * 8 : 13 * 8] *= 2.0**-1060
+    yield Probe("multiply_f64_f64", (*wide, sums), sums.dtype, 128, "float64", threads=32, takes_size=False)
 
 
 def _exchanges() -> Iterator[Probe]:

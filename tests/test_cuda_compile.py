@@ -212,6 +212,12 @@ def test_attention_of_half_types_is_on_tensor_cores(found: tuple[Code, ...]) -> 
         assert code.counts["LDG.128" if is_old else "LDGSTS"] >= copies, code.variant.name
 
 
+def test_attention_of_float64_is_on_tensor_cores(found: tuple[Code, ...]) -> None:
+    """With many rows, and nothing else is."""
+    wrong = [code for code in found if code.counts["DMMA"] != gate.f64_products(code.variant, code.architecture)]
+    none_of(f"{code.variant.name}, sm_{code.architecture}: {code.counts['DMMA']} DMMA" for code in wrong)
+
+
 def test_addresses_are_global_or_shared(found: tuple[Code, ...]) -> None:
     """LD and ST look up at each access which memory an address is of: the compiler lost track of where it came from.
 

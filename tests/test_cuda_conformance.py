@@ -50,8 +50,8 @@ def test_answers_within_the_documented_errors_are_accepted() -> None:
 
 
 def test_every_function_of_the_wrappers_has_a_probe() -> None:
-    """Each function of ``ptx.cuh`` is called, by name and by type of operand, in ``instructions.cu``."""
-    wrappers = (nvrtc.folder() / "ptx.cuh").read_text(encoding="utf-8")
+    """Each function of ``ptx*.cuh`` is called, by name and by type of operand, in ``instructions.cu``."""
+    wrappers = "".join(path.read_text(encoding="utf-8") for path in sorted(nvrtc.folder().glob("ptx*.cuh")))
     functions = set(re.findall(r"^DS_DEVICE \w+ (\w+)\((\w+(?:<\d+>)?)", wrappers, re.MULTILINE))
     probed = {(kernel.rpartition("_")[0], kernel.rpartition("_")[2]) for kernel in PROBES}
     assert len(functions) > 20
@@ -60,7 +60,7 @@ def test_every_function_of_the_wrappers_has_a_probe() -> None:
             sizes = set(map(int, re.findall(rf"{name}\([^)]*words<(\d+)>", wrappers)))
             assert sizes == {int(size) for kernel, size in probed if kernel == "move_words"}
         else:
-            assert (name, operand) in probed, f"{name}({operand}) of ptx.cuh has no kernel in instructions.cu"
+            assert (name, operand) in probed, f"{name}({operand}) has no kernel in instructions.cu"
 
 
 def test_every_kernel_has_a_probe() -> None:
@@ -152,6 +152,14 @@ def product(a: Array, b: Array, c: Array) -> Array:
     return (a.reshape(16, 16).astype(np.float64) @ b.reshape(16, 8).astype(np.float64)).ravel() + c
 
 
+def product_f64(a: Array, b: Array, c: Array) -> Array:
+    """Return the sums of a chain of fused multiply-adds, which begins with c and goes along the depth."""
+    left, right = np.repeat(a.reshape(16, 8), 8, 0), np.tile(b.reshape(8, 8), 16)
+    for k in range(8):
+        c = fused(left[:, k], right[k], c)
+    return c
+
+
 EXACT: dict[str, Callable[..., Array]] = {
     **{f"{name}_{bits}": f for name, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply),
        ("larger", larger), ("divide", np.divide), ("fused", fused), ("reciprocal", np.reciprocal))
@@ -174,6 +182,7 @@ EXACT: dict[str, Callable[..., Array]] = {
     "load_transposed_u32": lambda x: fragments(x.reshape(4, 8, 8).swapaxes(1, 2)),
     "multiply_f16_f32": lambda a, b, c: product(a.view(np.float16), b.view(np.float16), c),
     "multiply_bf16_f32": lambda a, b, c: product(a.view(ml_dtypes.bfloat16), b.view(ml_dtypes.bfloat16), c),
+    "multiply_f64_f64": product_f64,
     **{f"from_lane_{name}": exchanged for name in ("i32", "f32", "f64")},
     "from_lane_twofold": lambda x: exchanged(x, 2),
     "lane_before_f64": lane_before,

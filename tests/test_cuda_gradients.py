@@ -136,6 +136,7 @@ MISTAKES = {
     "the cap has no slope": Mistake("p = mul(p, slope_of_cap(", "p = larger(p, slope_of_cap(", "softcap, sinks"),
     "a large lse is not refined": Mistake("<= spacing * size", "< 0.0", "large scores"),
     "positions hide no key behind": Mistake("|| j >= in.rows.hi[i]", "", "f64"),
+    "delta of another row": Mistake("key_of_thread(b) == row_of_thread(a)", "key_of_thread(b) == 0", "f64"),
     "the gradient of lse is added": Mistake("x.delta -= number_at", "x.delta += number_at", "plain"),
     "keys are not scaled back": Mistake("operand == AT_V ? 1.0 : in.g.scale", "1.0", "plain"),
     "causal rows begin too late": Mistake("first - t.right - s.offset", "first + 9 - t.right - s.offset", "f64"),

@@ -83,6 +83,64 @@ def test_mma(half: str, depth: int, architecture: str, way: dict[str, Any]) -> N
     np.testing.assert_array_equal(d.get(), fragments(a @ b + c, 4, place_in_c))
 
 
+MMA_F64 = """
+extern "C" __global__ void kernel(double* d, const double* a, const double* b, const double* c) {
+    const int lane = threadIdx.x;
+    double s[4];
+    for (int i = 0; i < ROWS / 4; ++i) s[i] = c[lane * (ROWS / 4) + i];
+#if ROWS == 16
+    const double *p = a + lane * 4, *q = b + lane * 2;
+#define SUMS "+d"(s[0]), "+d"(s[1]), "+d"(s[2]), "+d"(s[3])
+#define SUMMANDS "{%0, %1, %2, %3}"
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 " SUMMANDS ", {%4, %5, %6, %7}, {%8, %9}, " SUMMANDS ";"
+        : SUMS : "d"(p[0]), "d"(p[1]), "d"(p[2]), "d"(p[3]), "d"(q[0]), "d"(q[1]));
+#else
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(s[0]), "+d"(s[1]) : "d"(a[lane]), "d"(b[lane]));
+#endif
+    for (int i = 0; i < ROWS / 4; ++i) d[lane * (ROWS / 4) + i] = s[i];
+}
+"""
+
+
+@all_ways
+@pytest.mark.parametrize(("rows", "depth", "architecture"), [(8, 4, "sm_80"), (8, 4, "sm_90"), (16, 8, "sm_90")])
+def test_mma_f64(rows: int, depth: int, architecture: str, way: dict[str, Any]) -> None:
+    """Few bits, so that every sum is exact; ``test_cuda_conformance.py`` sees in which order they are rounded."""
+    rng = np.random.default_rng(rows)
+    a, b, c = (rng.integers(-(2**20), 2**20, shape) / 4.0 for shape in ((rows, depth), (depth, 8), (rows, 8)))
+    sets = rows // 8
+
+    def in_a(lane: int, i: int) -> tuple[int, int]:
+        return lane // 4 + i % sets * 8, lane % 4 + i // sets * 4
+
+    def in_b(lane: int, i: int) -> tuple[int, int]:
+        return lane % 4 + i * 4, lane // 4
+
+    arguments = (
+        fragments(a, rows * depth // 32, in_a),
+        fragments(b, depth // 4, in_b),
+        fragments(c, 2 * sets, place_in_c),
+    )
+    d = cp.empty((32, 2 * sets), np.float64)
+    with emulator.settings(**way):
+        kernel = compiled(MMA_F64, architecture=architecture, options=(f"-DROWS={rows}",))
+        kernel((1,), (32,), (d, *map(cp.asarray, arguments)))
+    np.testing.assert_array_equal(d.get(), fragments(a @ b + c, 2 * sets, place_in_c))
+
+
+@pytest.mark.parametrize(("rows", "architecture"), [(8, "sm_75"), (16, "sm_80")])
+def test_mma_f64_needs_its_architecture(rows: int, architecture: str) -> None:
+    with pytest.raises(emulator.CompileException, match=f"m{rows}n8k{rows // 2}_row_col_f64"):
+        compiled(MMA_F64, architecture=architecture, options=(f"-DROWS={rows}",))
+
+
+def test_mma_f64_needs_all_lanes() -> None:
+    text = MMA_F64.replace("double s[4];", "double s[4];\n    if (lane == 7) return;")
+    with pytest.raises(emulator.KernelFault, match="lanes"):
+        compiled(text, options=("-DROWS=8",))((1,), (32,), tuple(cp.zeros(64, np.float64) for _ in range(4)))
+
+
 LDMATRIX = """
 extern "C" __global__ void kernel(unsigned* d, const unsigned* rows, const int* row_of_lane) {
     DS_SHARED(uint4, tile, 64);

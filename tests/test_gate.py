@@ -41,7 +41,9 @@ def test_plan_leaves_nothing_out(asked: str) -> None:
     for group in gate.groups(asked):
         seen = Counter(variant for number in group for variant in plan[number])
         assert set(seen) == {variant for variant in LISTED if variant.oldest <= max(group)}
-        repeated = [variant for variant, count in seen.items() if count > 1]
+        due = {variant: sum(variant.oldest <= max(part) for part in gate.parts(variant, group)) for variant in seen}
+        assert all(count >= due[variant] for variant, count in seen.items())
+        repeated = [variant for variant, count in seen.items() if count > due[variant]]
         small = Counter(variant.kernel for variant in LISTED)
         assert all(small[variant.kernel] < len(group) or variant.oldest > min(group) for variant in repeated)
         for number in group:
@@ -80,20 +82,24 @@ def test_shares_are_alike(group: gate.Group) -> None:
 
 @pytest.mark.skipif(cubin.why_not() is not None, reason=str(cubin.why_not()))
 def test_those_that_share_get_the_same_ptx() -> None:
-    """Seen by a kernel that asks for the architecture, and by one that does not: the compiler has another way from
-    sm_100 on, whatever it compiles.
+    """Seen by a kernel that asks for the architecture, by one that does not, and by one whose products are those of
+    tensor cores on some: the compiler has another way from sm_100 on, whatever it compiles.
     """
-    for kernel in ("softmax_kept", "join_parts"):
-        variant = next(variant for variant in LISTED if variant.kernel == kernel)
+    for name in ("softmax_kept[", "join_parts[", "gradient_queries[x=f64"):
+        variant = next(variant for variant in LISTED if variant.name.startswith(name))
         texts = {}
         for number in cubin.ARCHITECTURES:
             options = [option.replace("=sm_", "=compute_") for option in cubin.options_of(variant, number)]
             ptx = cubin.nvrtc().compile(assemble(variant.source), options, variant.source, "PTX").decode()
             texts[number] = re.sub(r"\.target sm_\d+", "", ptx)
         for group in gate.groups("shared"):
-            assert len({texts[number] for number in group}) == 1
+            for part in gate.parts(variant, group):
+                assert len({texts[number] for number in part}) == 1
         assert texts[90] != texts[100]
-        assert (texts[75] == texts[80]) == (kernel == "join_parts")
+        assert (texts[75] == texts[80]) == (name == "join_parts[")
+        if gate.has_f64_tiles(variant):
+            counts = Counter(texts.values())
+            assert all((counts[texts[number]] == 1) == (number in gate.F64_PRODUCTS) for number in (80, 86, 90, 100))
 
 
 @pytest.mark.parametrize("asked", ["70", "80,80", "80+90,90", "eighty", "80;90"])

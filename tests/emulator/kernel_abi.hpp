@@ -65,6 +65,7 @@ void emulator_copy_async_wait(int groups_left);
 // Tensor cores.
 EmulatorWords emulator_load_matrix(unsigned row, int count, int transposed, int line);
 EmulatorFloats emulator_multiply_m16n8(EmulatorFloats accumulator, EmulatorWords a, unsigned long long b, int depth, int half, int line);
+void emulator_multiply_f64(double* sums, const double* a, const double* b, int rows, int depth, int line);     // of 8 columns
 
 // Numbers. The approximate functions depend on the settings, which do not change while a kernel runs.
 float emulator_f32_from_f16(unsigned short bits) __attribute__((const));

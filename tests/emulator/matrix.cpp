@@ -76,6 +76,29 @@ template <int half, int depth> void complete_multiply(const Collective& all, uns
     }
     ++device.statistics.matrix_products;
 }
+
+struct ProductF64 { double* sums; const double *a, *b; };
+
+// The same in float64, with 8 or 16 rows: fused multiplications and additions, in the order of the depth.
+template <int rows, int depth> void complete_multiply_f64(const Collective& all, unsigned) {
+    constexpr int sets = rows / 8;
+    double a[rows][depth], b[depth][8], c[rows][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const ProductF64& from = *(const ProductF64*)all.lanes[lane];
+        const int group = lane / 4, member = lane % 4;
+        for (int i = 0; i < sets * depth / 4; ++i) a[group + i % sets * 8][member + i / sets * 4] = from.a[i];
+        for (int i = 0; i < depth / 4; ++i) b[member + i * 4][group] = from.b[i];
+        for (int i = 0; i < 2 * sets; ++i) c[group + i / 2 * 8][member * 2 + i % 2] = from.sums[i];
+    }
+    for (int row = 0; row < rows; ++row)
+        for (int k = 0; k < depth; ++k)
+            for (int column = 0; column < 8; ++column) c[row][column] = __builtin_fma(a[row][k], b[k][column], c[row][column]);
+    for (int lane = 0; lane < 32; ++lane) {
+        ProductF64& to = *(ProductF64*)all.lanes[lane];
+        for (int i = 0; i < 2 * sets; ++i) to.sums[i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+    }
+    ++device.statistics.matrix_products;
+}
 }  // namespace
 
 extern "C" EmulatorWords emulator_load_matrix(unsigned row, int count, int transposed, int line) {
@@ -91,4 +114,10 @@ extern "C" EmulatorFloats emulator_multiply_m16n8(EmulatorFloats accumulator, Em
                                       : (half == EMULATOR_F16 ? complete_multiply<EMULATOR_F16, 8> : complete_multiply<EMULATOR_BF16, 8>);
     meet({CollectiveKind::MULTIPLY, depth << 1 | half, 0xffffffff, &operands, complete, true, line, __builtin_return_address(0)});
     return operands.accumulator;
+}
+
+extern "C" void emulator_multiply_f64(double* sums, const double* a, const double* b, int rows, int depth, int line) {
+    ProductF64 operands = {sums, a, b};
+    const auto complete = rows == 16 ? complete_multiply_f64<16, 8> : complete_multiply_f64<8, 4>;
+    meet({CollectiveKind::MULTIPLY, rows << 8 | depth, 0xffffffff, &operands, complete, true, line, __builtin_return_address(0)});
 }
