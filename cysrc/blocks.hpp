@@ -285,18 +285,25 @@ DS_INLINE void strip_group(lane_buffer<S> strip, ptrdiff_t step, simd<S> m, simd
 template <bool keep, class S>
 DS_INLINE void strip_terms(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S> c, wide<S>* sums, simd<S>& count) {
     constexpr ptrdiff_t w = simd<S>::width;
+    const ptrdiff_t full = n / (GROUP * w) * (GROUP * w), rest = n - full;
+    // terms behind the last whole group of all lanes: neighbours fill each other's time, which in turn wait in memory
+    typename simd<S>::C memory[GROUP * w * w];
+    const lane_buffer<S> last(memory);
+    simd<S> t[GROUP];
+    ptrdiff_t at = 0;
+    for (; at + GROUP <= rest; at += GROUP) {
+        strip_group<GROUP, keep>(strip.at((full + at) * w), w, m, c, t, count);
+        for (ptrdiff_t j = 0; j < GROUP; ++j) last.put((at + j) * w, t[j]);
+    }
+    for (; at < rest; ++at) {
+        strip_group<1, keep>(strip.at((full + at) * w), 0, m, c, t, count);
+        last.put(at * w, t[0]);
+    }
     for (ptrdiff_t lane = 0; lane < w && lane < n; ++lane) {
         block_total<S> sum;
         for (ptrdiff_t i = lane; i < n; i += GROUP * w) {
-            simd<S> t[GROUP];
-            if (i + (GROUP - 1) * w < n) {
-                strip_group<GROUP, keep>(strip.at(i * w), w * w, m, c, t, count);
-            } else {
-                for (ptrdiff_t j = 0; j < GROUP; ++j) {
-                    t[j] = simd<S>(0.0);
-                    if (i + j * w < n) strip_group<1, keep>(strip.at((i + j * w) * w), 0, m, c, t + j, count);
-                }
-            }
+            if (i < full) strip_group<GROUP, keep>(strip.at(i * w), w * w, m, c, t, count);
+            else for (ptrdiff_t j = 0; j < GROUP; ++j) t[j] = i - full + j * w < rest ? last.get((i - full + j * w) * w) : simd<S>(0.0);
             if (i > lane) sum.add(t);
             else sum = block_total<S>(t);
         }
@@ -308,10 +315,10 @@ DS_INLINE void strip_sum(lane_buffer<S> strip, ptrdiff_t n, simd<S> m, simd<S> c
     if (keep) strip_terms<true>(strip, n, m, c, sums, count);
     else strip_terms<false>(strip, n, m, c, sums, count);
 }
-// Folds the lanes of terms as wide::total folds them in a row.
-template <class S> DS_INLINE void strip_totals(wide<S>* sums, double* totals) {
+// Folds the lanes of n terms as wide::total folds them in a row; lanes that had none are nothing, and not looked at.
+template <class S> DS_INLINE void strip_totals(wide<S>* sums, ptrdiff_t n, double* totals) {
     for (ptrdiff_t half = simd<S>::width / 2; half > 0; half /= 2)
-        for (ptrdiff_t lane = 0; lane < half; ++lane) sums[lane].join(sums[lane + half]);
+        for (ptrdiff_t lane = 0; lane < half && lane + half < n; ++lane) sums[lane].join(sums[lane + half]);
     sums[0].store(totals);
 }
 

@@ -13,6 +13,14 @@ cdef inline simd[compute_t] strip_max(lane_buffer[compute_t] strip, Py_ssize_t n
     return m
 
 
+cdef inline void clear_sums(compute_t* tag, wide[compute_t]* sums, Py_ssize_t strips, Py_ssize_t n) noexcept nogil:
+    """Of those lanes of each strip that n terms have."""
+    cdef Py_ssize_t w = simd[compute_t].lanes(), j, lane
+    for j in range(strips):
+        for lane in range(min(n, w)):
+            sums[j * w + lane] = wide[compute_t]()
+
+
 cdef inline void tile_stats(
     const task* t, compute_t* tag, Py_ssize_t r, Py_ssize_t cols, Py_ssize_t start, Py_ssize_t n, Py_ssize_t chunk, bint keep,
     batch_stats* s
@@ -42,7 +50,7 @@ cdef inline void tile_stats(
     for j in range(strips * w):
         s.c[j] = shift_for(t.operation, s.m[j])
         shifts[j] = <compute_t>s.c[j]
-        sums[j] = wide[compute_t]()
+    clear_sums(tag, sums, strips, n)
     done = 0
     while done < n:
         size = min(chunk, n - done)
@@ -53,7 +61,7 @@ cdef inline void tile_stats(
                 strip_sum(tile.at(j * plane + i * w), min(BLOCK * w, size - i), m[j], c.get(j * w), keep, sums + j * w, count[j])
         done += size
     for j in range(strips):
-        strip_totals(sums + j * w, &s.total[j * w])
+        strip_totals(sums + j * w, n, &s.total[j * w])
         to_doubles(count[j], &s.count[j * w])
 
 

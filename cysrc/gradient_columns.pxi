@@ -46,15 +46,14 @@ cdef void sum_gradient_tile(
     for j in range(cols):
         totals[j] = 0
     for segment from 0 <= segment < n by length:
-        for j in range(strips * w):
-            sums[j] = wide[compute_t]()
+        clear_sums(tag, sums, strips, min(length, n - segment))
         for at from segment <= at < min(n, segment + length) by tile.chunk:
             size = min(tile.chunk, min(n, segment + length) - at)
             gather_gradient(t, tag, tile, r, cols, at, size)
             for j in range(strips):
                 strip_sum_beside(t.operation == SOFTMAX_GRAD, x.at(j * tile.plane), beside_x.at(j * tile.plane), size, sums + j * w)
         for j in range(strips):
-            strip_totals(sums + j * w, &of_segment[j * w])
+            strip_totals(sums + j * w, min(length, n - segment), &of_segment[j * w])
         for j in range(cols):
             totals[j] += of_segment[j]
 

@@ -263,14 +263,15 @@ void gather_tile_of(const task& t, tile_source<C> of, ptrdiff_t r, ptrdiff_t col
     const char* scales = of.is_scaled && t.base[OP_SCALE] ? t.row(OP_SCALE, r) : nullptr;
     const bool has_scale = of.is_scaled && t.has_scale;
     const ptrdiff_t ahead = t.reduced.ndim == 1 ? ROWS_AHEAD * t.reduced.stride[0][of.op] : 0;
+    const ptrdiff_t next = t.cols() <= ROWS_AHEAD ? cols * step : 0;       // few rows of memory: those of the next tile
     const auto strips = step == item_size(of.code) && !where && !scales && !has_scale ? strips_for<C>(of.code) : nullptr;
     const auto gather = gather_for<C>(of.code);
     C line[MAX_COLUMNS];
     for (ptrdiff_t i = 0; i < n; ++i) {
         const char* from = x + t.reduced.offset(start + i, of.op);
-        if (ahead && start + i + ROWS_AHEAD < t.cols()) {
-            const char* line = from + ahead - uintptr_t(from + ahead) % 64;
-            for (; line < from + ahead + cols * step; line += 64) __builtin_prefetch(line, 0, 2);
+        if (const ptrdiff_t far = next ? next : start + i + ROWS_AHEAD < t.cols() ? ahead : 0) {
+            const char* line = from + far - uintptr_t(from + far) % 64;
+            for (; line < from + far + cols * step; line += 64) __builtin_prefetch(line, 0, 2);
         }
         if (strips) {
             strips(from, cols, plane, dst + i * w);

@@ -89,7 +89,7 @@ cdef extern from "blocks.hpp" nogil:
     void write_scaled[S](S* out, lane_buffer[S] e, Py_ssize_t n, simd[S] s, bint past_cache)
     void write_row[S](S* out, const S* x, Py_ssize_t n, simd[S] c, simd[S] s, bint is_log, bint past_cache)
     void strip_sum[S](lane_buffer[S] strip, Py_ssize_t n, simd[S] m, simd[S] c, bint keep, wide[S]* sums, simd[S]& count)
-    void strip_totals[S](wide[S]* sums, double* totals)
+    void strip_totals[S](wide[S]* sums, Py_ssize_t n, double* totals)
 
 cdef extern from "layout.hpp" nogil:
     int OP_X, OP_OUT, OP_WHERE, OP_WEIGHTS, OP_SCALE, OP_M, OP_REST, OP_SIGN, OP_SECOND, OP_LABEL, OP_GRAD, OPERANDS

@@ -226,7 +226,7 @@ template <class S> void check_strips() {
             simd<S> count = simd<S>(0.0);
             for (ptrdiff_t i = 0; i < n; i += size) strip_sum<S>(lane_buffer<S>(strip + i * w), std::min(size, n - i), m, m, keep, sums, count);
             double totals[w];
-            strip_totals<S>(sums, totals);
+            strip_totals<S>(sums, n, totals);
             for (ptrdiff_t j = 0; j < w; ++j) {
                 const std::vector<S>& x = columns[size_t(j)];
                 const simd<S> mj = simd<S>(double(largest[j]));
