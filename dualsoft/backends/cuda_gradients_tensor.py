@@ -18,7 +18,7 @@ from dualsoft.dtypes import BF16, F16
 from dualsoft.gradient_problem import GradientProblem
 
 _DIMS = (64, 128)
-"""Head dims that kernels are compiled for; smaller ones are filled up with zeros, larger ones go to the exact kernel."""
+"""Head dims that kernels are compiled for; smaller ones are filled up with zeros, the exact kernel has larger ones."""
 _ROWS = 64
 """Lines that a block owns, here as in the exact kernel for float32."""
 _THREADS = 128
