@@ -2,43 +2,60 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from attention_cases import lone
 from attention_options import Shape
 from cuda_mistakes import OUTSIDE, RACES, WRONG, Mutation
-from tensor_gradients import Given, forward, given
+from tensor_gradients import Given, differentiate, forward, given, strictly_wrong, wrong
 
 
 def special() -> Given:
-    """Queries that are NaN or infinite, seen by some keys."""
-    of = given("bf16", lone(70, 150, 64), causal=True)
-    q = of.q.copy()
-    q[0, 20, 3], q[0, 66, 5] = np.nan, np.inf
-    return forward(of.grad_out, q, of.k, of.v, causal=True)
+    """Gradients of out that are not finite where out is 0: neither lse nor delta tells, and all keys see them."""
+    of = given("bf16", lone(70, 150, 64))
+    v = of.v.copy()
+    v[..., 5] = 0
+    of = forward(of.grad_out, of.q, of.k, v)
+    of.grad_out[0, 20, 5], of.grad_out[0, 69, 5] = np.nan, np.inf
+    return of
 
 
 def growing() -> Given:
-    """Of float16, gradients of scores that are larger by far in each tile, the last one left out."""
+    """Of float16, gradients of scores that are larger by far in each tile."""
     of = given("f16", lone(200, 200, 64))
     grown = (2.0 ** np.linspace(-10, 10, 200))[:, None]
     return forward(of.grad_out, of.q, of.k, (of.v * grown).astype(np.float16))
 
 
 def small() -> Given:
-    of = given("f16", lone(70, 300, 64))
-    return of._replace(grad_out=(of.grad_out * 1e-4).astype(np.float16), grad_lse=None)
+    """Of float16, gradients of scores far below its smallest numbers: weights of a part of all keys, all the same."""
+    of = given("f16", lone(70, 300, 64), scale=1000.0)
+    of = forward((of.grad_out * 1e-6).astype(np.float16), 0 * of.q, of.k * np.float16(3e3), of.v, scale=1000.0)
+    return of._replace(lse=of.lse + np.float32(6), grad_lse=None)
 
 
-CALLS: dict[str, Callable[[], Given]] = {
-    "full": partial(given, "bf16", lone(65, 135, 64)),
-    "causal": partial(given, "bf16", lone(70, 150, 64), causal=True),
-    "window": partial(given, "bf16", lone(70, 300, 64), window=(40, 3)),
-    "groups": partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40)),
-    "capped": partial(given, "bf16", lone(70, 150, 64), softcap=0.5),
-    "special": special,
-    "growing": growing,
-    "small": small,
+class Call(NamedTuple):
+    """``is_strict``: to be compared with a computation in float64, beside which a plain one has no digits."""
+
+    of: Callable[[], Given]
+    is_strict: bool = False
+
+    def wrong(self, name: str) -> str | None:
+        of = self.of()
+        return (strictly_wrong if self.is_strict else wrong)(differentiate(of, name), of)
+
+
+CALLS = {
+    "full": Call(partial(given, "bf16", lone(65, 135, 64))),
+    "causal": Call(partial(given, "bf16", lone(70, 150, 64), causal=True)),
+    "window": Call(partial(given, "bf16", lone(70, 300, 64), window=(40, 3))),
+    "groups": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40))),
+    "capped": Call(partial(given, "bf16", lone(70, 150, 64), softcap=0.5)),
+    "large": Call(partial(given, "bf16", lone(70, 90, 64), scale=1000.0)),
+    "special": Call(special),
+    "growing": Call(growing),
+    "small": Call(small, is_strict=True),
 }
 ASYNC = ("cp.async", "async", "uninitialised", "race")
 MISTAKES = {
@@ -94,10 +111,7 @@ MISTAKES = {
     "lines are marked while others look": Mutation(
         "            __syncthreads();            // which looks at what is noted\n", "", ("special",), RACES
     ),
-    "lines that are left are not done": Mutation("if (are_odd[h]) mark(", "if (false) mark(", ("special",)),
-    "all lines are done once more": Mutation(
-        "(wanted >> row_of_thread(a) & 1) == 0) continue;", "false) continue;", ("special",)
-    ),
+    "lines that are left are not done": Mutation("if (are_odd[h]) mark(", "if (false) mark(", ("large",)),
     "gradients are stored before all lanes have staged them": Mutation(
         "    __syncwarp();\n    char* const base", "    char* const base", ("full",), RACES
     ),

@@ -90,6 +90,19 @@ def wrong(got: Grads, of: Given) -> str | None:
     return gradient_oracle.wrong(got, {name: want[name] for name in "qkv"})
 
 
+def strictly_wrong(got: Grads, of: Given) -> str | None:
+    """The same by a computation in float64: to half a unit of float16's smallest numbers, and roundings of weights."""
+    with ds.use_backend("reference"):
+        wide = [x.astype(np.float64) for x in of[:6]]
+        exact = ds.attention_backward(*wide, grad_lse=of.grad_lse, **of.options)
+    for name in "qkv":
+        want = getattr(exact, name)
+        error, allowed = np.abs(getattr(got, name) - want).max(), 2.0**-25 + np.abs(want).max() * 2.0**-10
+        if not error <= allowed:
+            return f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+    return None
+
+
 def check(of: Given, name: str = NAME) -> None:
     why = wrong(differentiate(of, name), of)
     assert why is None, why

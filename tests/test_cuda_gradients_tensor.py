@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from attention_cases import lone, operands
 from attention_options import Shape
+from cuda_mistakes import WRONG
 from cuda_mistakes_gradients import CALLS, MISTAKES
-from tensor_gradients import NAME, Array, Given, Launched, check, differentiate, forward, given, wrong
+from tensor_gradients import NAME, Array, Given, Launched, check, differentiate, forward, given, strictly_wrong
 
 import dualsoft as ds
 from dualsoft.backends import cuda, cuda_gradients_tensor, nvrtc
@@ -114,13 +115,8 @@ def test_small_gradients(size: float, launched: Launched) -> None:
     """Of float16 they are right to half a unit of its smallest numbers: ds, which is far below, keeps its digits."""
     of = given("f16", lone(70, 600, 64))
     of = of._replace(grad_out=(of.grad_out * np.float32(size)).astype(np.float16), grad_lse=None)
-    got, plain = differentiate(of), forward(None, *(x.astype(np.float64) for x in of[1:4]))
-    with ds.use_backend("reference"):
-        want = ds.attention_backward(of.grad_out.astype(np.float64), *plain[1:6])
-    for name in "qkv":
-        exact = getattr(want, name)
-        error = np.abs(getattr(got, name).astype(np.float64) - exact)
-        assert (error <= 2.0**-25 + np.abs(exact).max() * 2.0**-10).all()
+    why = strictly_wrong(differentiate(of), of)
+    assert why is None, why
     assert launched.lines_left == [0, 0]
 
 
@@ -144,10 +140,8 @@ def test_an_lse_of_other_keys(away: float, launched: Launched) -> None:
     """Of more keys weights are small, and keep their digits; of fewer they are more than float16 holds, and left."""
     of = given("f16", lone(70, 90, 64))
     other = of._replace(lse=of.lse - np.float32(away), grad_lse=None, out=np.zeros_like(of.out))
-    got = differentiate(other)
-    p = np.exp(of.q[0].astype(np.float64) @ of.k[0].astype(np.float64).T / 8 - other.lse[0].astype(np.float64)[:, None])
-    want = p.T @ of.grad_out[0].astype(np.float64)
-    assert (np.abs(got.v[0] - want) <= 2.0**-25 + np.abs(want).max() * 2.0**-10).all()
+    why = strictly_wrong(differentiate(other), other)
+    assert why is None, why
     assert (launched.lines_left != [0, 0]) == (away > 0)
 
 
@@ -324,7 +318,7 @@ def test_nothing_is_moved_in_vain(name: str, head_dim: int) -> None:
 # ------------------------------------------------------------------ planted mistakes
 @pytest.mark.parametrize("name", CALLS)
 def test_the_kernels_as_they_are(name: str) -> None:
-    check(CALLS[name]())
+    assert CALLS[name].wrong(NAME) is None
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -335,9 +329,8 @@ def test_mistakes_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "assemble", lambda source: assemble(source).replace(mistake.old, mistake.new))
     monkeypatch.setattr(cuda, "_found", (cuda.Kernels(devices.module(NAME)), None))
     for call in mistake.calls:
-        of = CALLS[call]()
         try:
-            how = wrong(differentiate(of, "cuda"), of) and "wrong numbers"
+            how = CALLS[call].wrong("cuda") and WRONG
         except emulator.KernelFault as fault:
             how = ", ".join(sorted({entry.kind for entry in fault.faults})) or str(fault).partition(":")[0]
         assert how is not None, f"{call}: nobody sees it"
