@@ -108,9 +108,6 @@ MISTAKES = {
     "lines that see special values keep what they have": Mutation(
         "            note_lines(in, first, turn);\n", "", ("special",)
     ),
-    "lines are marked while others look": Mutation(
-        "            __syncthreads();            // which looks at what is noted\n", "", ("special",), RACES
-    ),
     "lines that are left are not done": Mutation("if (are_odd[h]) mark(", "if (false) mark(", ("large",)),
     "gradients are stored before all lanes have staged them": Mutation(
         "    __syncwarp();\n    char* const base", "    char* const base", ("full",), RACES
