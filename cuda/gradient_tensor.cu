@@ -7,7 +7,7 @@
 // multiplied by a power of 2 of its own line, which moves as the maximum of an online softmax does: small gradients keep their digits. Each element has
 // one owner, and all that it depends on passes by in order. Lines that special values concern are left to the exact kernel; which they are follows from
 // what they see, and from nothing else. T. Dao, FlashAttention-2, 2023 (arXiv 2307.08691).
-#include "gradient_tensor_tiles.cuh"
+#include "gradient_tensor_options.cuh"
 
 namespace ds {
 
@@ -29,16 +29,6 @@ DS_DEVICE void clear(running& r) {
     r.power[0] = r.power[1] = HIGHEST_POWER;
 }
 
-struct gradient_block {
-    const gradient_task& g;
-    const owned_rows& w;
-    const row_numbers* numbers;
-    block_memory memory;
-
-    DS_DEVICE i64 all_rows() const { return w.of.queries * g.inputs.group; }
-    DS_DEVICE row_numbers* numbers_of(row_place at) const { return (row_numbers*)numbers + number_of_row(g, w.of, at); }
-};
-
 // ------------------------------------------------------------------ on their way
 DS_DEVICE line_source source_of(const gradient_block& in, bool are_keys, bool is_second, i64 lo, i64 hi) {
     const attention_task &t = in.g.inputs, &of = !are_keys && is_second ? in.g.gradients : t;
@@ -56,15 +46,13 @@ DS_DEVICE void prepare(const gradient_block& in) {
         const key_range seen = ARE_KEYS ? rows_that_see(t, in.w.of, in.w.first, in.w.last) : keys_seen_by(t, in.w.of, in.w.first, in.w.last);
         memory.sources()[thread] = source_of(in, is_passing != ARE_KEYS, thread % 2 == 1, is_passing ? seen.lo : in.w.first, is_passing ? seen.hi : in.w.last);
     }
-    if (thread == 0) {
-        const f64 scale = t.fold * t.exact_unit;
-        const bool is_capped = t.softcap != 0;
-        *memory.rules() = {rounded<f32>::of((is_capped ? t.softcap : scale) * LOG2_E), is_capped ? rounded<f32>::of(scale / t.softcap) : 1.0f, is_capped};
-    }
+    if (thread == 0) *memory.rules() = rules_of(t);
     if (thread < 6) memory.is_odd()[thread] = 0;
+    __syncthreads();
     if (!ARE_KEYS && thread < ROWS) {
         const row_place at = place_of_row(t, in.w.head, least(in.w.first + thread, in.w.last - 1));
         put_facts(memory, thread, in.w.first + thread < in.w.last, load_aligned<row_numbers>(in.numbers_of(at)), in.w.of.seen_by(t, at.query));
+        if (memory.rules()->has_addends) memory.options()[thread] = in.options_of(at);
     }
     __syncthreads();
 }
@@ -82,44 +70,42 @@ DS_DEVICE void fetch_passing(const gradient_block& in, i64 first, int turn) {
 // Once the copies of this thread are there: what it brought of the rows. Whether some line does not see all of the others.
 DS_DEVICE bool settle_passing(const gradient_block& in, i64 first, int turn) {
     const block_memory& memory = in.memory;
-    const int thread = int(threadIdx.x), at = ARE_KEYS ? turn * PASSING + thread : thread;
+    const int thread = int(threadIdx.x), at = in.facts(turn) + thread;
     if (thread >= (ARE_KEYS ? PASSING : ROWS)) return false;
     if (ARE_KEYS) {
-        const bool is_there = first + thread < in.all_rows();
-        const key_range seen = in.w.of.seen_by(in.g.inputs, quotient_of(least(first + thread, in.all_rows() - 1), in.g.inputs.group));
-        put_facts(memory, at, is_there, memory.raw()[thread], seen);
+        const row_place place = place_of_row(in.g.inputs, in.w.head, least(first + thread, in.all_rows() - 1));
+        put_facts(memory, at, first + thread < in.all_rows(), memory.raw()[thread], in.w.of.seen_by(in.g.inputs, place.query));
+        if (memory.rules()->has_addends) memory.options()[at] = in.options_of(place);
     }
-    return memory.lo()[at] > (ARE_KEYS ? in.w.first : first) || memory.hi()[at] < (ARE_KEYS ? in.w.last : first + PASSING);
+    return memory.lo()[at] > in.first_key(first) || memory.hi()[at] < (ARE_KEYS ? in.w.last : first + PASSING);
 }
 
 // ------------------------------------------------------------------ from products to gradients
 // The products become p and ds.
-template <bool is_capped> DS_DEVICE void make_gradients(const block_memory& memory, int turn, tile_sums& s, tile_sums& dp) {
-    const f32 c = memory.rules()->c, factor = memory.rules()->factor;
-    const f32* const shift = memory.shift() + (ARE_KEYS ? turn * PASSING : 0);
-    const f32* const delta = memory.delta() + (ARE_KEYS ? turn * PASSING : 0);
+template <bool is_natural> DS_DEVICE void make_gradients(const block_memory& memory, int turn, tile_sums& s, tile_sums& dp) {
+    const score_rules rules = *memory.rules();
+    const f32 *const shift = memory.shift() + gradient_block::facts(turn), *const delta = memory.delta() + gradient_block::facts(turn);
 #pragma unroll
     for (int n = 0; n < PASSING / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int row = ARE_KEYS ? column_of_thread(n) + i % 2 : row_of_thread(i / 2);
-            tanh_and_slope x = {s[n][i], 1.0f};
-            if (is_capped) x = tanh_by_exp2(mul(x.value, factor));
-            const f32 p = exp2_approximate(fused(x.value, c, -shift[row])), ds = mul(p, sub(dp[n][i], delta[row]));
-            s[n][i] = p;
-            dp[n][i] = is_capped ? mul(ds, x.slope) : ds;
+            const int row = gradient_block::row(n, i);
+            settled_score x = {s[n][i], 1.0f, true};
+            if (is_natural) x = settle(memory, rules, n, i, x.value);
+            const f32 p = exp2_approximate(fused(x.value, rules.c, -shift[row])), ds = mul(p, sub(dp[n][i], delta[row]));
+            s[n][i] = x.is_seen ? p : 0.0f;
+            dp[n][i] = !x.is_seen ? 0.0f : is_natural ? mul(ds, x.slope) : ds;
         }
 }
 // What is hidden by its position has neither, whatever it was.
 DS_DEVICE int within(i64 x, int most_of_all) { return int(least(most(x, 0), most_of_all)); }
 DS_DEVICE void hide(const gradient_block& in, i64 first, int turn, tile_sums& p, tile_sums& ds) {
-    const i64 *const lo = in.memory.lo() + (ARE_KEYS ? turn * PASSING : 0), *const hi = in.memory.hi() + (ARE_KEYS ? turn * PASSING : 0);
-    const i64 from = ARE_KEYS ? in.w.first : first;
+    const i64 *const lo = in.memory.lo() + in.facts(turn), *const hi = in.memory.hi() + in.facts(turn), from = in.first_key(first);
 #pragma unroll
     for (int n = 0; n < PASSING / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int column = column_of_thread(n) + i % 2, own = row_of_thread(i / 2), row = ARE_KEYS ? column : own, key = ARE_KEYS ? own : column;
+            const int row = in.row(n, i), key = in.key(n, i);
             if (key >= within(lo[row] - from, ROWS) && key < within(hi[row] - from, ROWS)) continue;
             p[n][i] = ds[n][i] = 0.0f;
         }
@@ -163,7 +149,7 @@ DS_DEVICE void add_tile(const gradient_block& in, i64 first, int turn, bool is_e
     tile_sums dp, s;
     multiply(memory.owned(1), memory.passing(turn, 1), dp);
     multiply(memory.owned(0), memory.passing(turn, 0), s);
-    if (memory.rules()->is_capped) make_gradients<true>(memory, turn, s, dp);
+    if (memory.rules()->is_natural) make_gradients<true>(memory, turn, s, dp);
     else make_gradients<false>(memory, turn, s, dp);
     if (is_edge) hide(in, first, turn, s, dp);
     tile_halves halves;
@@ -177,22 +163,6 @@ DS_DEVICE void add_tile(const gradient_block& in, i64 first, int turn, bool is_e
 }
 
 // ------------------------------------------------------------------ all that passes by
-// Owned lines that see a line noted are odd.
-DS_DEVICE void note_lines(const gradient_block& in, i64 first, int turn) {
-    const block_memory& memory = in.memory;
-    const int own = int(threadIdx.x);
-    if (own >= ROWS) return;
-    bool found = false;
-#pragma unroll 1
-    for (int k = 0; k < PASSING; ++k) {
-        if ((memory.special(turn)[k / 32] >> k % 32 & 1) == 0) continue;
-        const int row = ARE_KEYS ? turn * PASSING + k : own;
-        const i64 key = ARE_KEYS ? in.w.first + own : first + k;
-        found |= key >= memory.lo()[row] && key < memory.hi()[row];
-    }
-    if (found) mark(memory.is_odd(), own);
-}
-
 // With is_clean, what is not finite is 0, and who sees it odd.
 DS_DEVICE void add_passing(const gradient_block& in, bool is_clean, running& r) {
     const block_memory& memory = in.memory;
@@ -200,27 +170,31 @@ DS_DEVICE void add_passing(const gradient_block& in, bool is_clean, running& r) 
     clear(r);
     fetch<ROWS>(memory.sources()[0], in.w.first, memory.owned(0));
     fetch<ROWS>(memory.sources()[1], in.w.first, memory.owned(1));
-    i64 first = lo - lo % PASSING;
+    i64 first = next_tile(in, lo - lo % PASSING, stop);
     if (first < stop) fetch_passing(in, first, 0);
     copies_have_arrived();
     if (is_clean) {
         clean_lines<ROWS>(memory.owned(0), memory.is_odd());
         clean_lines<ROWS>(memory.owned(1), memory.is_odd());
     }
-    for (int turn = 0; first < stop; first += PASSING, turn ^= 1) {
+    for (int turn = 0; first < stop; turn ^= 1) {
         copies_have_arrived();
         if (is_clean) {
             clean_lines<PASSING>(memory.passing(turn, 0), memory.special(turn));
             clean_lines<PASSING>(memory.passing(turn, 1), memory.special(turn));
         }
         const bool is_edge = __syncthreads_or(settle_passing(in, first, turn)) != 0;     // the tile is there, and the one before no longer needed
+        const i64 next = next_tile(in, first + PASSING, stop);
+        if (next < stop) fetch_passing(in, next, turn ^ 1);
+        if (memory.rules()->has_addends) gather(in, first, turn);
         if (is_clean) {
+            __syncthreads();            // addends of all are there
             note_lines(in, first, turn);
             if (threadIdx.x < 2) memory.special(turn ^ 1)[threadIdx.x] = 0;
-            __syncthreads();            // which looks at what is noted
+            __syncthreads();
         }
-        if (first + PASSING < stop) fetch_passing(in, first + PASSING, turn ^ 1);
         add_tile(in, first, turn, is_edge, r);
+        first = next;
     }
 }
 

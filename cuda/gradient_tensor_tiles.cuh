@@ -45,8 +45,12 @@ struct line_source {
     }
 };
 
-// p is 2^(c x - shift) of a product x, or with a cap, of the tanh of factor x.
-struct score_rules { f32 c, factor; bool is_capped; };
+// p is 2^(c s - shift) of a score s. A plain score is a product as it is; others are in natural units: products times factor, or with a cap, 0 without
+// one, cap tanh(factor product), and their addends.
+struct alignas(16) score_rules {
+    f32 c, factor, cap;
+    bool is_natural, has_addends, has_blocks;
+};
 
 struct block_memory {
     unsigned char* first;
@@ -65,12 +69,35 @@ struct block_memory {
     DS_DEVICE score_rules* rules() const { return (score_rules*)(delta() + FACTS); }
     DS_DEVICE u32* is_odd() const { return (u32*)(rules() + 1); }                        // owned lines left to the exact kernel, a bit each
     DS_DEVICE u32* special(int turn) const { return is_odd() + 2 + 2 * turn; }           // lines that pass by and are not finite
+    // Of calls with addends alone: what rows need for them, and one for each score of a tile, where each thread comes back to its own.
+    DS_DEVICE row_options* options() const { return (row_options*)special(2); }
+    DS_DEVICE f32* addends() const { return (f32*)(options() + FACTS); }
+    static DS_DEVICE int place_of_addend(int n, int i, int thread) { return (n * 4 + i) * THREADS + thread; }
 };
 
 DS_DEVICE int warp_row() { return int(threadIdx.x) / 32 * WARP_ROWS; }
 DS_DEVICE int row_of_thread(int h) { return warp_row() + int(threadIdx.x % 32 / 4) + 8 * h; }
 DS_DEVICE int column_of_thread(int n) { return n * 8 + int(threadIdx.x % 4) * 2; }
 DS_DEVICE void mark(u32* words, int k) { atomicOr(&words[k / 32], 1u << k % 32); }
+
+struct gradient_block {
+    const gradient_task& g;
+    const owned_rows& w;
+    const row_numbers* numbers;
+    block_memory memory;
+
+    DS_DEVICE i64 all_rows() const { return w.of.queries * g.inputs.group; }
+    DS_DEVICE row_numbers* numbers_of(row_place at) const { return (row_numbers*)numbers + number_of_row(g, w.of, at); }
+    DS_DEVICE row_options options_of(row_place at) const { return options_of_row(g.inputs, w.of, option_bases_of(g.inputs, w.of), at); }
+    // Which row and key element i of fragment n belong to, both counted in their tiles.
+    static DS_DEVICE int row(int n, int i) { return ARE_KEYS ? column_of_thread(n) + i % 2 : row_of_thread(i / 2); }
+    static DS_DEVICE int key(int n, int i) { return ARE_KEYS ? row_of_thread(i / 2) : column_of_thread(n) + i % 2; }
+    // Where a tile's rows begin among what rows need; the first row and key of a tile, and where those end that are there.
+    static DS_DEVICE int facts(int turn) { return ARE_KEYS ? turn * PASSING : 0; }
+    DS_DEVICE i64 first_row(i64 first) const { return ARE_KEYS ? first : w.first; }
+    DS_DEVICE i64 end_of_rows() const { return ARE_KEYS ? all_rows() : w.last; }
+    DS_DEVICE i64 first_key(i64 first) const { return ARE_KEYS ? w.first : first; }
+};
 
 // ------------------------------------------------------------------ lines
 template <int count> DS_DEVICE void fetch(const line_source& from, i64 first, const tile<DIM>& to) {

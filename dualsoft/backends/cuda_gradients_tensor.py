@@ -22,8 +22,10 @@ _DIMS = (64, 128)
 _ROWS = 64
 """Lines that a block owns, here as in the exact kernel for float32."""
 _THREADS = 128
-_RAW_BYTES, _SOURCE_BYTES, _RULES_BYTES = 32, 56, 12
-_WORDS_BYTES = 24
+_FIXED_BYTES = 4 * 56 + 32 + 24
+"""Where lines come from, how scores are made, and which lines are left."""
+_ROW_BYTES, _FACT_BYTES, _OPTION_BYTES = 32, 24, 40
+"""Of a row on its way, of what it needs, and of that for addends."""
 
 
 def _passing(dim: int, architecture: int) -> int:
@@ -31,12 +33,13 @@ def _passing(dim: int, architecture: int) -> int:
     return (64 if dim <= 64 else 32) // (1 if architecture >= 80 else 2)
 
 
-def _shared(dim: int, are_keys: bool, architecture: int) -> int:
-    """Return the bytes of what a block keeps: tiles, what its rows need, where lines come from."""
+def _shared(dim: int, are_keys: bool, architecture: int, has_addends: bool) -> int:
+    """Return the bytes of what a block keeps: tiles, what its rows need, and addends if any."""
     passing = _passing(dim, architecture)
     facts = 2 * passing if are_keys else _ROWS
     tiles = 2 * (_ROWS + 2 * passing) * dim * 2
-    return tiles + passing * _RAW_BYTES + facts * 24 + 4 * _SOURCE_BYTES + _RULES_BYTES + _WORDS_BYTES
+    addends = _ROWS * passing * 4 + facts * _OPTION_BYTES if has_addends else 0
+    return tiles + passing * _ROW_BYTES + facts * _FACT_BYTES + _FIXED_BYTES + addends
 
 
 def _variant(code: int, dim: int, are_keys: bool) -> Variant:
@@ -52,7 +55,7 @@ def variants(codes: tuple[int, ...] = (F16, BF16)) -> Iterator[Variant]:
 
 
 def serves(problem: GradientProblem, task: np.ndarray[Any, Any], architecture: int) -> bool:
-    """Return whether the gradients of q, k and v go to tensor cores; scores with addends do not."""
+    """Return whether the gradients of q, k and v go to tensor cores."""
     p = problem.forward
     grad_out = task["gradients"]["at"][OPERANDS.index("out")]
     return (
@@ -60,7 +63,6 @@ def serves(problem: GradientProblem, task: np.ndarray[Any, Any], architecture: i
         and max(p.q.shape[-1], p.v.shape[-1]) <= _DIMS[-1]
         and problem.grad_out_code == p.x_code
         and bool(grad_out["is_wide"])
-        and all(x is None for x in (p.bias, p.mask, p.block_mask, p.slopes))
     )
 
 
@@ -78,6 +80,7 @@ def launch(
     passing = p.q.shape[-2] * int(inputs["group"]) if are_keys else int(inputs["keys"])
     inputs["section"] = section(p, passing, device.cache)
     dim = next(n for n in _DIMS if n >= max(p.q.shape[-1], p.v.shape[-1]))
-    shared = _shared(dim, are_keys, device.architecture)
+    has_addends = any(x is not None for x in (p.bias, p.mask, p.block_mask, p.slopes))
+    shared = _shared(dim, are_keys, device.architecture, has_addends)
     variant = _variant(p.x_code, dim, are_keys)
     return Launch(variant, min(blocks, MOST_BLOCKS), _THREADS, (task, numbers, odd), shared), odd
