@@ -56,6 +56,13 @@ template <class C> DS_DEVICE C joined(C s, C b) {
 template <class C> DS_DEVICE C cut(f64 x) { return rounded<C>::of(larger(-larger(-x, -f64(LARGEST<C>)), -f64(LARGEST<C>))); }
 template <class C> DS_DEVICE C held(f64 x) { return is_finite(x) ? cut<C>(x) : rounded<C>::of(x); }
 
+// A bias of a type that is known, or told at run time.
+template <class T> constexpr int CODE_OF = CODE_F16;
+template <> constexpr int CODE_OF<bf16> = CODE_BF16;
+template <class T> DS_DEVICE f32 bias_at(const char* p, int) { return to_compute<f32>(load_aligned<T>(p)); }
+struct any_dtype { u8 byte; };
+template <> DS_DEVICE f32 bias_at<any_dtype>(const char* p, int code) { return held<f32>(number_at<f64>(p, code)); }
+
 // What one row's scores meet.
 struct row_options {
     const char *bias, *mask, *blocks;       // of the row, or null

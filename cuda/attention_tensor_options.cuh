@@ -81,12 +81,6 @@ struct tile_row {
     }
 };
 
-template <class T> constexpr int CODE_OF = CODE_F16;
-template <> constexpr int CODE_OF<bf16> = CODE_BF16;
-template <class T> DS_DEVICE f32 bias_at(const char* p, int) { return to_compute<f32>(load_aligned<T>(p)); }
-struct any_dtype { u8 byte; };
-template <> DS_DEVICE f32 bias_at<any_dtype>(const char* p, int code) { return held<f32>(number_at<f64>(p, code)); }
-
 template <class T> DS_DEVICE void gather_bias(const attention_task& t, const block_memory& memory, const tile_row& row) {
     const placed& bias = t.at[AT_BIAS];
 #pragma unroll 1

@@ -26,20 +26,80 @@ DS_DEVICE settled_score settle(const block_memory& memory, const score_rules& ru
     return {add(s.value, addend), s.slope, addend != f32(-infinity())};
 }
 
-// What options make of a score of 0.
+// ------------------------------------------------------------------ the tile of addends
+constexpr int AT_ONCE = 8;              // scores whose options are loaded side by side, of two fragments
+
+// Scores of a thread: what their rows meet, and keys that may be read, their own or the last one.
+struct some_scores {
+    const attention_task& t;
+    const row_options* options;
+    int rows[AT_ONCE];
+    i64 keys[AT_ONCE];
+};
+template <class T> DS_DEVICE void load_biases(const char* const (&from)[AT_ONCE], int code, f32 (&x)[AT_ONCE]) {
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) x[e] = bias_at<T>(from[e], code);
+}
+DS_DEVICE void load_biases(const some_scores& of, f32 (&x)[AT_ONCE]) {
+    const placed& bias = of.t.at[AT_BIAS];
+    const char* from[AT_ONCE];
+    i64 places = 0;
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+        from[e] = of.options[of.rows[e]].bias + of.keys[e] * bias.item;
+        places |= i64(from[e]);
+    }
+    if (bias.code == CODE_F32 && places % 4 == 0) load_biases<f32>(from, CODE_F32, x);
+    else if (bias.code == CODE_OF<x_type> && places % 2 == 0) load_biases<x_type>(from, CODE_OF<x_type>, x);
+    else load_biases<any_dtype>(from, int(bias.code), x);
+}
+DS_DEVICE void add_alibi(const some_scores& of, f32 (&x)[AT_ONCE]) {
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+        const row_options& row = of.options[of.rows[e]];
+        const i64 distance = row.position - of.keys[e];
+        const f32 slope = rounded<f32>::of(row.slope), penalty = mul(-slope, f32(distance < 0 ? -distance : distance));
+        x[e] = is_finite(slope) ? joined(x[e], larger(penalty, -LARGEST<f32>)) : add(x[e], penalty);
+    }
+}
+template <bool are_blocks> DS_DEVICE void hide_where_false(const some_scores& of, f32 (&x)[AT_ONCE]) {
+    const i64 item = of.t.at[are_blocks ? AT_BLOCKS : AT_MASK].item;
+    u8 found[AT_ONCE];
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+        const row_options& row = of.options[of.rows[e]];
+        found[e] = load_aligned<u8>((are_blocks ? row.blocks : row.mask) + (are_blocks ? quotient_of(of.keys[e], of.t.block_k) : of.keys[e]) * item);
+    }
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e)
+        if (found[e] == 0) x[e] = f32(-infinity());
+}
+
 DS_DEVICE void gather(const gradient_block& in, i64 first, int turn) {
     const block_memory& memory = in.memory;
+    const attention_task& t = in.g.inputs;
+    some_scores of = {t, memory.options(), {}, {}};
 #pragma unroll 1
-    for (int n = 0; n < PASSING / 8; ++n)
-#pragma unroll 1
-        for (int i = 0; i < 4; ++i) {
-            const int at = in.facts(turn) + in.row(n, i);
-            const i64 key = in.first_key(first) + in.key(n, i);
-            const bool is_there = in.first_row(first) + in.row(n, i) < in.end_of_rows() && key < in.w.of.keys;
-            const bool is_seen = is_there && key >= memory.lo()[at] && key < memory.hi()[at];
-            memory.addends()[memory.place_of_addend(n, i, int(threadIdx.x))] =
-                is_seen ? settled(in.g.inputs, memory.options()[at], key, 0.0f) : f32(-infinity());
+    for (int n = 0; n < PASSING / 8; n += AT_ONCE / 4) {
+        f32 x[AT_ONCE];
+        bool is_seen[AT_ONCE];
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; ++e) {
+            const int row = in.row(n + e / 4, e % 4);
+            const i64 key = in.first_key(first) + in.key(n + e / 4, e % 4);
+            of.rows[e] = in.facts(turn) + row;
+            of.keys[e] = least(key, in.w.of.keys - 1);
+            is_seen[e] = in.first_row(first) + row < in.end_of_rows() && key < in.w.of.keys && key >= memory.lo()[of.rows[e]] && key < memory.hi()[of.rows[e]];
+            x[e] = 0.0f;
         }
+        if (t.at[AT_BIAS].base) load_biases(of, x);
+        if (t.slopes) add_alibi(of, x);
+        if (t.at[AT_MASK].base) hide_where_false<false>(of, x);
+        if (t.at[AT_BLOCKS].base) hide_where_false<true>(of, x);
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; ++e)
+            memory.addends()[memory.place_of_addend(n + e / 4, e % 4, int(threadIdx.x))] = is_seen[e] ? x[e] : f32(-infinity());
+    }
 }
 
 // Owned lines that see a line noted are odd.

@@ -10,6 +10,13 @@ from attention_options import Shape
 from cuda_mistakes import OUTSIDE, RACES, WRONG, Mutation
 from tensor_gradients import Given, differentiate, forward, given, strictly_wrong, wrong
 
+import dualsoft as ds
+
+RNG = np.random.default_rng(5)
+MASK = RNG.random((70, 150)) < 0.6
+MASK[:, 100] = np.arange(70) % 9 == 4
+BIAS = RNG.standard_normal((70, 150)).astype(np.float32)
+
 
 def special() -> Given:
     """Gradients of out that are not finite where out is 0: neither lse nor delta tells, and all keys see them."""
@@ -35,27 +42,54 @@ def small() -> Given:
     return of._replace(lse=of.lse + np.float32(6), grad_lse=None)
 
 
+def seen_by_some() -> Given:
+    """A value that is NaN behind a mask, for all but a few rows, whose out tells nothing of it."""
+    of = given("bf16", lone(70, 150, 64), mask=MASK)
+    of.v[0, 100, 5] = np.nan
+    return of
+
+
+def hidden_blocks() -> Given:
+    """Of the tiles of keys the second one is seen by the last rows alone, the third by nobody."""
+    seen = np.ones((14, 22), bool)
+    seen[:12, 9:18], seen[:, 18:] = False, False
+    return given("bf16", lone(70, 150, 64), block_mask=ds.BlockMask(seen, 5, 7))
+
+
 class Call(NamedTuple):
-    """``is_strict``: to be compared with a computation in float64, beside which a plain one has no digits."""
+    """``is_strict``: to be compared with a computation in float64, beside which a plain one has no digits.
+
+    Where gradients of queries, or of keys, are enough, one kernel is compiled.
+    """
 
     of: Callable[[], Given]
     is_strict: bool = False
+    names: str = "qkv"
 
     def wrong(self, name: str) -> str | None:
         of = self.of()
-        return (strictly_wrong if self.is_strict else wrong)(differentiate(of, name), of)
+        got = differentiate(of, name, tuple(self.names))
+        return strictly_wrong(got, of) if self.is_strict else wrong(got, of, self.names)
 
 
 CALLS = {
-    "full": Call(partial(given, "bf16", lone(65, 135, 64))),
-    "causal": Call(partial(given, "bf16", lone(70, 150, 64), causal=True)),
-    "window": Call(partial(given, "bf16", lone(70, 300, 64), window=(40, 3))),
-    "groups": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40))),
-    "capped": Call(partial(given, "bf16", lone(70, 150, 64), softcap=0.5)),
-    "large": Call(partial(given, "bf16", lone(70, 90, 64), scale=1000.0)),
-    "special": Call(special),
-    "growing": Call(growing),
-    "small": Call(small, is_strict=True),
+    "full": Call(partial(given, "bf16", lone(65, 135, 64)), names="q"),
+    "full, keys": Call(partial(given, "bf16", lone(65, 135, 64)), names="kv"),
+    "causal": Call(partial(given, "bf16", lone(70, 150, 64), causal=True), names="kv"),
+    "window": Call(partial(given, "bf16", lone(70, 300, 64), window=(40, 3)), names="q"),
+    "groups": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40)), names="q"),
+    "groups, keys": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40)), names="kv"),
+    "capped": Call(partial(given, "bf16", lone(70, 150, 64), softcap=0.5), names="q"),
+    "mask": Call(partial(given, "bf16", lone(70, 150, 64), mask=MASK), names="kv"),
+    "seen by some": Call(seen_by_some, names="q"),
+    "bias": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS), names="kv"),
+    "bias of float64": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS[:, :1].astype(np.float64)), names="q"),
+    "alibi": Call(partial(given, "bf16", lone(70, 150, 64), alibi_slopes=np.array([0.25])), names="q"),
+    "blocks": Call(hidden_blocks, names="kv"),
+    "large": Call(partial(given, "bf16", lone(70, 90, 64), scale=1000.0), names="q"),
+    "special": Call(special, names="kv"),
+    "growing": Call(growing, names="q"),
+    "small": Call(small, is_strict=True, names="q"),
 }
 ASYNC = ("cp.async", "async", "uninitialised", "race")
 MISTAKES = {
@@ -72,30 +106,68 @@ MISTAKES = {
         ASYNC,
     ),
     "the next tile takes the place of this one": Mutation(
-        "turn ^ 1);\n        add_tile(", "turn);\n        add_tile(", ("full",), (*ASYNC, WRONG)
+        "fetch_passing(in, next, turn ^ 1)", "fetch_passing(in, next, turn)", ("full",), (*ASYNC, WRONG)
     ),
     "delta is forgotten": Mutation("sub(dp[n][i], delta[row])", "dp[n][i]", ("full",)),
     "weights are those of one tile for the other": Mutation(
-        "memory.shift() + (ARE_KEYS ? turn * PASSING : 0)", "memory.shift()", ("full",), (WRONG, *RACES)
+        "memory.shift() + gradient_block::facts(turn)", "memory.shift()", ("full, keys",), (WRONG, *RACES)
     ),
-    "edges are not hidden": Mutation("if (is_edge) hide(", "if (false) hide(", ("causal", "window")),
+    "edges are not hidden": Mutation("if (is_edge) hide(", "if (false) hide(", ("causal",)),
     "one key too many": Mutation(
         "key < within(hi[row] - from, ROWS)", "key <= within(hi[row] - from, ROWS)", ("causal",)
     ),
     "the edge of a window is not hidden": Mutation("if (key >= within(lo[row] - from, ROWS) && ", "if (", ("window",)),
     "tiles that end a window are taken for whole ones": Mutation(
-        "memory.lo()[at] > (ARE_KEYS ? in.w.first : first) ||", "", ("window",)
+        "memory.lo()[at] > in.first_key(first) ||", "", ("window",)
     ),
     "heads of a group are forgotten": Mutation(
-        "base + (i - query * group) * head + query * row", "base + query * row", ("groups",)
+        "base + (i - query * group) * head + query * row", "base + query * row", ("groups, keys",)
     ),
     "a gradient goes to the first head of its group": Mutation(
         "base + (line - query * group) * to.head + query", "base + query", ("groups",), (WRONG, *RACES)
     ),
-    "columns past the last one": Mutation("|| p >= length) continue;", ") continue;", ("groups",), (WRONG, *OUTSIDE)),
-    "the cap has no slope": Mutation("is_capped ? mul(ds, x.slope) : ds", "ds", ("capped",)),
+    "columns past the last one": Mutation(
+        "|| p >= length) continue;", ") continue;", ("groups, keys",), (WRONG, *OUTSIDE)
+    ),
+    "the cap has no slope": Mutation("is_natural ? mul(ds, x.slope) : ds", "ds", ("capped",)),
     "the slope of small scores everywhere": Mutation("is_near ? fused(-near", "true ? fused(-near", ("capped",)),
-    "dv is multiplied by ds": Mutation("round_to_halves(s, halves);", "round_to_halves(dp, halves);", ("full",)),
+    "the mask of one score for eight": Mutation(
+        "quotient_of(of.keys[e], of.t.block_k) : of.keys[e]) * item",
+        "quotient_of(of.keys[e], of.t.block_k) : of.keys[0]) * item",
+        ("mask",),
+    ),
+    "options of the first rows for all": Mutation(
+        "const row_options& row = of.options[of.rows[e]];\n        found",
+        "const row_options& row = of.options[of.rows[0]];\n        found",
+        ("mask",),
+    ),
+    "addends of another lane are looked at": Mutation(
+        "own % 8 * 4 + k % 8 / 2", "own % 8 * 2 + k % 8 / 2", ("seen by some",)
+    ),
+    "addends are looked at before they are there": Mutation(
+        "            __syncthreads();            // addends of all are there\n", "", ("seen by some",), RACES
+    ),
+    "a bias is read without its step": Mutation(
+        "of.options[of.rows[e]].bias + of.keys[e] * bias.item",
+        "of.options[of.rows[e]].bias + of.keys[e]",
+        ("bias",),
+        (WRONG, *OUTSIDE),
+    ),
+    "a bias is read past its keys": Mutation("least(key, in.w.of.keys - 1);", "key;", ("bias",), OUTSIDE),
+    "a bias in its type for another": Mutation(
+        "if (bias.code == CODE_F32 && places", "if (places", ("bias of float64",), (WRONG, *OUTSIDE)
+    ),
+    "alibi rewards distance": Mutation("mul(-slope, f32(", "mul(slope, f32(", ("alibi",)),
+    "blocks are counted in keys": Mutation(
+        "are_blocks ? quotient_of(of.keys[e], of.t.block_k) :",
+        "are_blocks ? of.keys[e] :",
+        ("blocks",),
+        (WRONG, *OUTSIDE),
+    ),
+    "one warp decides which tiles are seen": Mutation(
+        "thread < (ARE_KEYS ? PASSING : ROWS) && row <", "thread < 32 && row <", ("blocks",)
+    ),
+    "dv is multiplied by ds": Mutation("round_to_halves(s, halves);", "round_to_halves(dp, halves);", ("full, keys",)),
     "the second lines for the first": Mutation(
         "add_lines(halves, memory.passing(turn, 0), r.o[0])",
         "add_lines(halves, memory.passing(turn, 1), r.o[0])",

@@ -31,6 +31,19 @@ class Case(NamedTuple):
 
 
 GROUPED = Shape((2,), 6, 2, 50, 150, 64, 64)
+
+
+def random(*shape: int) -> Array:
+    return np.random.default_rng([7, *shape]).standard_normal(shape)
+
+
+def blocks() -> ds.BlockMask:
+    """Of the tiles of keys the second one is seen by the last rows alone, the third by nobody."""
+    seen = np.ones((14, 22), bool)
+    seen[:12, 9:18], seen[:, 18:] = False, False
+    return ds.BlockMask(seen, 5, 7)
+
+
 CASES = {
     "one tile": Case("f16", lone(64, 64, 64), {}),
     "edges": Case("f16", lone(65, 129, 64), {}),
@@ -46,6 +59,19 @@ CASES = {
     "sinks": Case("f16", GROUPED, {"sinks": np.array([0.5, -np.inf, 3.0, 8.0, -2.0, 0.0]), "causal": True}),
     "softcap": Case("bf16", GROUPED, {"softcap": 0.7}),
     "softcap that nothing reaches": Case("f16", lone(70, 70, 64), {"softcap": 900.0}),
+    "mask": Case("f16", lone(70, 150, 64), {"mask": random(70, 150) < 0.5}),
+    "mask and lengths": Case("bf16", GROUPED, {"mask": random(2, 1, 50, 150) < 1, "kv_lengths": np.array([131, 0])}),
+    "bias": Case("f16", GROUPED, {"bias": random(6, 50, 150), "causal": True, "softcap": 2.0}),
+    "bias of float32": Case("bf16", GROUPED, {"bias": random(2, 1, 50, 150).astype(np.float32), "window": (30, 2)}),
+    "bias of the type, by key": Case("f16", GROUPED, {"bias": random(150).astype(np.float16)}),
+    "bias of the lowest number": Case("f16", lone(70, 70, 64), {
+        "bias": np.where(random(70, 70) < 0.5, 0, np.finfo(np.float32).min).astype(np.float32),
+    }),
+    "alibi": Case("f16", GROUPED, {"alibi_slopes": 2.0 ** -np.arange(6), "causal": True}),
+    "blocks": Case("f16", lone(70, 150, 64), {"block_mask": blocks()}),
+    "blocks, mask, causal": Case("bf16", lone(70, 150, 64), {
+        "block_mask": blocks(), "causal": True, "mask": random(1, 150) < 1,
+    }),
     "scale below 0": Case("f16", lone(40, 70, 64), {"scale": -0.7}),
     "head dim 128": Case("f16", Shape((), 2, 1, 70, 100, 128, 128), {"causal": True}),
     "head dims within the tile": Case("f16", Shape((), 2, 2, 40, 70, 80, 48), {"window": (9, None)}),
@@ -65,13 +91,12 @@ def test_matrix(case: Case, launched: Launched) -> None:
 
 
 def test_what_the_exact_kernel_serves(launched: Launched) -> None:
-    """Addends, extreme scales, rows that are no pieces of 16 bytes, longer ones, mixed dtypes."""
+    """Extreme scales, rows that are no pieces of 16 bytes, longer ones, mixed dtypes."""
     whole = given("f16", lone(20, 30, 64))
     check(given("f16", lone(20, 30, 20)))
     check(given("f16", lone(20, 30, 136)))
     check(given("f16", lone(20, 30, 64), scale=2.0**-70))
     check(whole._replace(grad_out=whole.grad_out.astype(np.float32)))
-    check(whole._replace(options={"bias": np.zeros((20, 30))}))
     check(given("bf16", lone(20, 30, 64)), "cuda-emulated:sm_75")
     assert not launched.kinds
 
@@ -213,6 +238,40 @@ def test_what_is_hidden_changes_no_bit(bad: float, launched: Launched) -> None:
         np.testing.assert_array_equal(getattr(got, name), getattr(base, name))
     assert not base.q[..., hidden, :].any()
     assert not got.q[..., hidden, :].any()
+
+
+def test_products_of_hidden_keys_may_overflow(launched: Launched) -> None:
+    """Finite values that make infinite products with gradients of rows that do not see them."""
+    mask = np.ones((70, 150), bool)
+    mask[:, 100] = False
+    for options in ({"mask": mask}, {"kv_lengths": 100}):
+        of = given("bf16", lone(70, 150, 64), **options)
+        v = of.v.copy()
+        v[0, 100] = 3e38
+        clean, got = differentiate(of), differentiate(of._replace(v=v))
+        for name in "qkv":
+            rows = np.arange(getattr(got, name).shape[1]) != 100
+            np.testing.assert_array_equal(getattr(got, name)[0, rows], getattr(clean, name)[0, rows])
+    assert launched.lines_left[::2] == [0, 0, 0, 0]
+
+
+def test_what_a_mask_hides_changes_no_bit(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and rows that are not finite, in the same tiles as what is seen: only who sees one is left."""
+    mask = random(70, 150) < 0.5
+    some = np.arange(70) % 9 == 4
+    mask[some, :70], mask[:, 20], mask[:, 90], mask[33], mask[33, 10:12] = False, False, some, False, True
+    of = given("f16", lone(70, 150, 64), mask=mask)
+    k, v, q = of.k.copy(), of.v.copy(), of.q.copy()
+    k[0, 20, 3], v[0, 90, 5], q[0, 33, 7] = np.nan, np.inf, np.nan
+    spoiled = forward(of.grad_out, q, k, v, mask=mask)._replace(grad_lse=of.grad_lse)
+    clean, want, got = differentiate(of), exact(spoiled, monkeypatch), differentiate(spoiled)
+    rows = some | (np.arange(70) == 33)
+    keys = mask[rows].any(0)
+    for name, seen in (("q", rows), ("k", keys), ("v", keys)):
+        np.testing.assert_array_equal(getattr(got, name)[0, seen], getattr(want, name)[0, seen])
+        np.testing.assert_array_equal(getattr(got, name)[0, ~seen], getattr(clean, name)[0, ~seen])
+    assert (~keys).sum() > 50
+    assert launched.lines_left == [0, 0, rows.sum(), keys.sum() + 1]  # key 20 itself is not finite
 
 
 # ------------------------------------------------------------------ bits
