@@ -11,10 +11,10 @@
 
 namespace ds {
 
-// What a thread has of lines g and g + 8 of its warp: sums, and the power of 2 that those of ds are multiplied by.
+// What a thread has of lines g, g + 8, ... of its warp: sums, and the power of 2 that those of ds are multiplied by.
 struct running {
     line_sums o[PRODUCTS];
-    f32 power[2];
+    f32 power[HALVES];
 };
 constexpr bool IS_FITTED = EXPONENT_OF_WEIGHTS<x_type> != 0;
 constexpr f32 HIGHEST_POWER = IS_FITTED ? 0x1p100f : 1.0f, TOO_LARGE = 0x1p15f;
@@ -23,10 +23,13 @@ DS_DEVICE void clear(running& r) {
 #pragma unroll
     for (int k = 0; k < PRODUCTS; ++k)
 #pragma unroll
-        for (int n = 0; n < DIM / 8; ++n)
+        for (int m = 0; m < SETS; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) r.o[k][n][i] = 0.0f;
-    r.power[0] = r.power[1] = HIGHEST_POWER;
+            for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) r.o[k][m][n][i] = 0.0f;
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h) r.power[h] = HIGHEST_POWER;
 }
 
 // ------------------------------------------------------------------ on their way
@@ -47,7 +50,7 @@ DS_DEVICE void prepare(const gradient_block& in) {
         memory.sources()[thread] = source_of(in, is_passing != ARE_KEYS, thread % 2 == 1, is_passing ? seen.lo : in.w.first, is_passing ? seen.hi : in.w.last);
     }
     if (thread == 0) *memory.rules() = rules_of(t);
-    if (thread < 6) memory.is_odd()[thread] = 0;
+    if (thread < 4) memory.is_odd()[thread] = 0;
     __syncthreads();
     if (!ARE_KEYS && thread < ROWS) {
         const row_place at = place_of_row(t, in.w.head, least(in.w.first + thread, in.w.last - 1));
@@ -84,31 +87,37 @@ DS_DEVICE bool settle_passing(const gradient_block& in, i64 first, int turn) {
 // The products become p and ds.
 template <bool is_natural> DS_DEVICE void make_gradients(const block_memory& memory, int turn, tile_sums& s, tile_sums& dp) {
     const score_rules rules = *memory.rules();
-    const f32 *const shift = memory.shift() + gradient_block::facts(turn), *const delta = memory.delta() + gradient_block::facts(turn);
+    const row_terms* const terms = memory.terms() + gradient_block::facts(turn);
 #pragma unroll
-    for (int n = 0; n < PASSING / 8; ++n)
+    for (int n = 0; n < PASSING / 8; ++n) {
+        const chunk<row_terms, 2> of_columns = *(const chunk<row_terms, 2>*)(terms + column_of_thread(n));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = gradient_block::row(n, i);
-            settled_score x = {s[n][i], 1.0f, true};
-            if (is_natural) x = settle(memory, rules, n, i, x.value);
-            const f32 p = exp2_approximate(fused(x.value, rules.c, -shift[row])), ds = mul(p, sub(dp[n][i], delta[row]));
-            s[n][i] = x.is_seen ? p : 0.0f;
-            dp[n][i] = !x.is_seen ? 0.0f : is_natural ? mul(ds, x.slope) : ds;
-        }
+        for (int m = 0; m < SETS; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const row_terms row = ARE_KEYS ? of_columns.at[i % 2] : terms[row_of_thread(2 * m + i / 2)];
+                settled_score x = {s[m][n][i], 1.0f, true};
+                if (is_natural) x = settle(memory, rules, m, n, i, x.value);
+                const f32 p = exp2_approximate(fused(x.value, rules.c, -row.shift)), ds = mul(p, sub(dp[m][n][i], row.delta));
+                s[m][n][i] = x.is_seen ? p : 0.0f;
+                dp[m][n][i] = !x.is_seen ? 0.0f : is_natural ? mul(ds, x.slope) : ds;
+            }
+    }
 }
 // What is hidden by its position has neither, whatever it was.
 DS_DEVICE int within(i64 x, int most_of_all) { return int(least(most(x, 0), most_of_all)); }
 DS_DEVICE void hide(const gradient_block& in, i64 first, int turn, tile_sums& p, tile_sums& ds) {
     const i64 *const lo = in.memory.lo() + in.facts(turn), *const hi = in.memory.hi() + in.facts(turn), from = in.first_key(first);
 #pragma unroll
-    for (int n = 0; n < PASSING / 8; ++n)
+    for (int m = 0; m < SETS; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = in.row(n, i), key = in.key(n, i);
-            if (key >= within(lo[row] - from, ROWS) && key < within(hi[row] - from, ROWS)) continue;
-            p[n][i] = ds[n][i] = 0.0f;
-        }
+        for (int n = 0; n < PASSING / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = in.row(m, n, i), key = in.key(m, n, i);
+                if (key >= within(lo[row] - from, ROWS) && key < within(hi[row] - from, ROWS)) continue;
+                p[m][n][i] = ds[m][n][i] = 0.0f;
+            }
 }
 
 // Multiplies each line by its power of 2, which is a lower one from now on where a number would be too large.
@@ -117,12 +126,13 @@ DS_DEVICE f32 size_of(f32 x) { return __uint_as_float(__float_as_uint(x) & 0x7ff
 DS_DEVICE int exponent_of(f32 x) { return int(__float_as_uint(x) >> 23 & 0xffu); }
 DS_DEVICE void fit(tile_sums& ds, running& r) {
     bool is_risen = false;
-    f32 alpha[2];
+    f32 alpha[HALVES];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
+        const int i = h % 2 * 2;
         f32 largest = 0.0f;
 #pragma unroll
-        for (int n = 0; n < PASSING / 8; ++n) largest = larger(largest, larger(size_of(ds[n][2 * h]), size_of(ds[n][2 * h + 1])));
+        for (int n = 0; n < PASSING / 8; ++n) largest = larger(largest, larger(size_of(ds[h / 2][n][i]), size_of(ds[h / 2][n][i + 1])));
         largest = larger(largest, from_lane(largest, 1));
         largest = larger(largest, from_lane(largest, 2));
         alpha[h] = 1.0f;
@@ -135,13 +145,15 @@ DS_DEVICE void fit(tile_sums& ds, running& r) {
 #pragma unroll
         for (int n = 0; n < PASSING / 8; ++n)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) ds[n][2 * h + i] = mul(ds[n][2 * h + i], r.power[h]);
+            for (int k = 0; k < 2; ++k) ds[h / 2][n][i + k] = mul(ds[h / 2][n][i + k], r.power[h]);
     }
     if (!__any_sync(ALL_LANES, is_risen)) return;
 #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n)
+    for (int m = 0; m < SETS; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r.o[0][n][i] = mul(r.o[0][n][i], alpha[i / 2]);
+        for (int n = 0; n < DIM / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) r.o[0][m][n][i] = mul(r.o[0][m][n][i], alpha[2 * m + i / 2]);
 }
 
 DS_DEVICE void add_tile(const gradient_block& in, i64 first, int turn, bool is_edge, running& r) {
@@ -190,7 +202,7 @@ DS_DEVICE void add_passing(const gradient_block& in, bool is_clean, running& r) 
         if (is_clean) {
             __syncthreads();            // addends of all are there
             note_lines(in, first, turn);
-            if (threadIdx.x < 2) memory.special(turn ^ 1)[threadIdx.x] = 0;
+            if (threadIdx.x == 0) *memory.special(turn ^ 1) = 0;
             __syncthreads();
         }
         add_tile(in, first, turn, is_edge, r);
@@ -204,7 +216,7 @@ DS_DEVICE bool is_sum_odd(const running& r, int h) {
 #pragma unroll
     for (int k = 0; k < PRODUCTS; ++k)
 #pragma unroll
-        for (int n = 0; n < DIM / 8; ++n) odd |= !is_finite(r.o[k][n][2 * h]) || !is_finite(r.o[k][n][2 * h + 1]);
+        for (int n = 0; n < DIM / 8; ++n) odd |= !is_finite(r.o[k][h / 2][n][h % 2 * 2]) || !is_finite(r.o[k][h / 2][n][h % 2 * 2 + 1]);
     return odd;
 }
 
@@ -212,18 +224,19 @@ DS_DEVICE bool is_sum_odd(const running& r, int h) {
 DS_DEVICE f32* staged(const block_memory& memory, int row, int column) {
     return (f32*)memory.first + row * DIM + ((column / 4 ^ row % 4 * 2) * 4 + column % 4);
 }
-DS_DEVICE void store_lines(const gradient_block& in, int operand, const line_sums& o, f32 factor, const f32 (&power)[2]) {
+DS_DEVICE void store_lines(const gradient_block& in, int operand, const line_sums& o, f32 factor, const f32 (&power)[HALVES]) {
     const placed& to = in.g.gradients.at[operand];
     const i64 group = ARE_KEYS ? 1 : in.g.inputs.group, length = operand == AT_V ? in.g.inputs.dim_v : in.g.inputs.dim;
     if (!to.base) return;
     __syncwarp();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < HALVES; ++h) {
         const f32 back = with_exponent(2 * 127 - exponent_of(power[h]));
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) *staged(in.memory, row_of_thread(h), column_of_thread(n) + i) = mul(mul(o[n][2 * h + i], back), factor);
+            for (int i = 0; i < 2; ++i)
+                *staged(in.memory, row_of_thread(h), column_of_thread(n) + i) = mul(mul(o[h / 2][n][h % 2 * 2 + i], back), factor);
     }
     __syncwarp();
     char* const base = in.w.of.base(in.g.gradients, operand) + in.w.head * group * to.head;
@@ -245,18 +258,24 @@ DS_DEVICE u64 sum_up(const gradient_block& in) {
     if (in.w.of.is_bad) return ~u64(0);
     prepare(in);
     running r;
-    bool are_odd[2];
+    bool are_odd[HALVES];
 #pragma unroll 1
     for (bool is_clean = false;; is_clean = true) {
         add_passing(in, is_clean, r);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) are_odd[h] = in.w.first + row_of_thread(h) < in.w.last && is_sum_odd(r, h);
-        if (!__syncthreads_or(are_odd[0] || are_odd[1]) || is_clean) break;
+        for (int h = 0; h < HALVES; ++h) are_odd[h] = in.w.first + row_of_thread(h) < in.w.last && is_sum_odd(r, h);
+        bool is_any = false;
+#pragma unroll
+        for (int h = 0; h < HALVES; ++h) is_any |= are_odd[h];
+        if (!__syncthreads_or(is_any) || is_clean) break;
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < HALVES; ++h)
         if (are_odd[h]) mark(in.memory.is_odd(), row_of_thread(h));
-    const f32 weights = with_exponent(127 - EXPONENT_OF_WEIGHTS<x_type>), unfitted[2] = {1.0f, 1.0f};
+    f32 unfitted[HALVES];
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h) unfitted[h] = 1.0f;
+    const f32 weights = with_exponent(127 - EXPONENT_OF_WEIGHTS<x_type>);
     store_lines(in, ARE_KEYS ? AT_K : AT_Q, r.o[0], mul(rounded<f32>::of(in.g.scale), weights), r.power);
     if (ARE_KEYS) store_lines(in, AT_V, r.o[PRODUCTS - 1], weights, unfitted);
     __syncthreads();
@@ -266,7 +285,7 @@ DS_DEVICE u64 sum_up(const gradient_block& in) {
 }  // namespace ds
 
 // A block for each piece of work: they have to fit a grid.
-extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(ds::THREADS, 2 * ds::SETS)
     gradient_tensor(const __grid_constant__ ds::gradient_task g, double* numbers, unsigned long long* odd) {
     using namespace ds;
     DS_DYNAMIC_SHARED(tiles);

@@ -15,14 +15,14 @@ DS_DEVICE score_rules rules_of(const attention_task& t) {
 
 // A score in natural units, and its derivative by what it was without a cap.
 struct settled_score { f32 value, slope; bool is_seen; };
-DS_DEVICE settled_score settle(const block_memory& memory, const score_rules& rules, int n, int i, f32 product) {
+DS_DEVICE settled_score settle(const block_memory& memory, const score_rules& rules, int m, int n, int i, f32 product) {
     settled_score s = {mul(product, rules.factor), 1.0f, true};
     if (rules.cap != 0.0f) {
         const tanh_and_slope x = tanh_by_exp2(s.value);
         s = {mul(x.value, rules.cap), x.slope, true};
     }
     if (!rules.has_addends) return s;
-    const f32 addend = memory.addends()[memory.place_of_addend(n, i, int(threadIdx.x))];
+    const f32 addend = memory.addends()[memory.place_of_addend(m, n, i, int(threadIdx.x))];
     return {add(s.value, addend), s.slope, addend != f32(-infinity())};
 }
 
@@ -80,13 +80,14 @@ DS_DEVICE void gather(const gradient_block& in, i64 first, int turn) {
     const attention_task& t = in.g.inputs;
     some_scores of = {t, memory.options(), {}, {}};
 #pragma unroll 1
-    for (int n = 0; n < PASSING / 8; n += AT_ONCE / 4) {
+    for (int k = 0; k < SETS * PASSING / 8; k += AT_ONCE / 4) {
+        const int m = k / (PASSING / 8), n = k % (PASSING / 8);
         f32 x[AT_ONCE];
         bool is_seen[AT_ONCE];
 #pragma unroll
         for (int e = 0; e < AT_ONCE; ++e) {
-            const int row = in.row(n + e / 4, e % 4);
-            const i64 key = in.first_key(first) + in.key(n + e / 4, e % 4);
+            const int row = in.row(m, n + e / 4, e % 4);
+            const i64 key = in.first_key(first) + in.key(m, n + e / 4, e % 4);
             of.rows[e] = in.facts(turn) + row;
             of.keys[e] = least(key, in.w.of.keys - 1);
             is_seen[e] = in.first_row(first) + row < in.end_of_rows() && key < in.w.of.keys && key >= memory.lo()[of.rows[e]] && key < memory.hi()[of.rows[e]];
@@ -98,7 +99,7 @@ DS_DEVICE void gather(const gradient_block& in, i64 first, int turn) {
         if (t.at[AT_BLOCKS].base) hide_where_false<true>(of, x);
 #pragma unroll
         for (int e = 0; e < AT_ONCE; ++e)
-            memory.addends()[memory.place_of_addend(n + e / 4, e % 4, int(threadIdx.x))] = is_seen[e] ? x[e] : f32(-infinity());
+            memory.addends()[memory.place_of_addend(m, n + e / 4, e % 4, int(threadIdx.x))] = is_seen[e] ? x[e] : f32(-infinity());
     }
 }
 
@@ -110,11 +111,11 @@ DS_DEVICE void note_lines(const gradient_block& in, i64 first, int turn) {
     bool found = false;
 #pragma unroll 1
     for (int k = 0; k < PASSING; ++k) {
-        if ((memory.special(turn)[k / 32] >> k % 32 & 1) == 0) continue;
+        if ((*memory.special(turn) >> k & 1) == 0) continue;
         const int row = in.facts(turn) + (ARE_KEYS ? k : own), thread = own / WARP_ROWS * 32 + own % 8 * 4 + k % 8 / 2;
         const i64 key = in.first_key(first) + (ARE_KEYS ? own : k);
         const bool is_hidden = memory.rules()->has_addends
-            && memory.addends()[memory.place_of_addend(k / 8, own % WARP_ROWS / 8 * 2 + k % 2, thread)] == f32(-infinity());
+            && memory.addends()[memory.place_of_addend(own % WARP_ROWS / 16, k / 8, own % 16 / 8 * 2 + k % 2, thread)] == f32(-infinity());
         found |= !is_hidden && key >= memory.lo()[row] && key < memory.hi()[row];
     }
     if (found) mark(memory.is_odd(), own);

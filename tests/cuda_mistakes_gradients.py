@@ -85,7 +85,7 @@ CALLS = {
     "bias": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS), names="kv"),
     "bias of float64": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS[:, :1].astype(np.float64)), names="q"),
     "alibi": Call(partial(given, "bf16", lone(70, 150, 64), alibi_slopes=np.array([0.25])), names="q"),
-    "blocks": Call(hidden_blocks, names="kv"),
+    "blocks": Call(hidden_blocks, names="q"),
     "large": Call(partial(given, "bf16", lone(70, 90, 64), scale=1000.0), names="q"),
     "special": Call(special, names="kv"),
     "growing": Call(growing, names="q"),
@@ -108,9 +108,9 @@ MISTAKES = {
     "the next tile takes the place of this one": Mutation(
         "fetch_passing(in, next, turn ^ 1)", "fetch_passing(in, next, turn)", ("full",), (*ASYNC, WRONG)
     ),
-    "delta is forgotten": Mutation("sub(dp[n][i], delta[row])", "dp[n][i]", ("full",)),
+    "delta is forgotten": Mutation("sub(dp[m][n][i], row.delta)", "dp[m][n][i]", ("full",)),
     "weights are those of one tile for the other": Mutation(
-        "memory.shift() + gradient_block::facts(turn)", "memory.shift()", ("full, keys",), (WRONG, *RACES)
+        "memory.terms() + gradient_block::facts(turn)", "memory.terms()", ("full, keys",), (WRONG, *RACES)
     ),
     "edges are not hidden": Mutation("if (is_edge) hide(", "if (false) hide(", ("causal",)),
     "one key too many": Mutation(
@@ -173,8 +173,11 @@ MISTAKES = {
         "add_lines(halves, memory.passing(turn, 1), r.o[0])",
         ("full",),
     ),
+    "one set of lines for the other": Mutation(
+        "multiply(o[m][2 * n], p[m][k],", "multiply(o[m][2 * n], p[0][k],", ("full",)
+    ),
     "sums are not brought down": Mutation("if (!__any_sync(ALL_LANES, is_risen)) return;", "return;", ("growing",)),
-    "sums of one line for two are brought down": Mutation("alpha[i / 2]);", "alpha[0]);", ("growing",)),
+    "sums of one line for two are brought down": Mutation("alpha[2 * m + i / 2]);", "alpha[2 * m]);", ("growing",)),
     "the largest of a lane": Mutation("        largest = larger(largest, from_lane(largest, 2));\n", "", ("growing",)),
     "nothing is brought up": Mutation("0x1p100f : 1.0f", "1.0f : 1.0f", ("small",)),
     "lines that see special values keep what they have": Mutation(
@@ -185,6 +188,6 @@ MISTAKES = {
         "    __syncwarp();\n    char* const base", "    char* const base", ("full",), RACES
     ),
     "staged where others still multiply": Mutation(
-        "if (!__syncthreads_or(are_odd[0] || are_odd[1]) || is_clean) break;", "if (true) break;", ("full",), RACES
+        "if (!__syncthreads_or(is_any) || is_clean) break;", "if (true) break;", ("full",), RACES
     ),
 }

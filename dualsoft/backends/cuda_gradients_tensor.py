@@ -21,8 +21,7 @@ _DIMS = (64, 128)
 """Head dims that kernels are compiled for; smaller ones are filled up with zeros, the exact kernel has larger ones."""
 _ROWS = 64
 """Lines that a block owns, here as in the exact kernel for float32."""
-_THREADS = 128
-_FIXED_BYTES = 4 * 56 + 32 + 24
+_FIXED_BYTES = 4 * 56 + 32 + 16
 """Where lines come from, how scores are made, and which lines are left."""
 _ROW_BYTES, _FACT_BYTES, _OPTION_BYTES = 32, 24, 40
 """Of a row on its way, of what it needs, and of that for addends."""
@@ -30,7 +29,12 @@ _ROW_BYTES, _FACT_BYTES, _OPTION_BYTES = 32, 24, 40
 
 def _passing(dim: int, architecture: int) -> int:
     """Return the lines that pass by at a time: as many as registers and shared memory leave room for."""
-    return (64 if dim <= 64 else 32) // (1 if architecture >= 80 else 2)
+    return 32 if dim <= 64 or architecture >= 80 else 16
+
+
+def _threads(dim: int, are_keys: bool) -> int:
+    """Return the threads of a block: a warp has 16 lines, or 32 queries of small head dims, which share reads."""
+    return 64 if dim <= 64 and not are_keys else 128
 
 
 def _shared(dim: int, are_keys: bool, architecture: int, has_addends: bool) -> int:
@@ -83,4 +87,4 @@ def launch(
     has_addends = any(x is not None for x in (p.bias, p.mask, p.block_mask, p.slopes))
     shared = _shared(dim, are_keys, device.architecture, has_addends)
     variant = _variant(p.x_code, dim, are_keys)
-    return Launch(variant, min(blocks, MOST_BLOCKS), _THREADS, (task, numbers, odd), shared), odd
+    return Launch(variant, min(blocks, MOST_BLOCKS), _threads(dim, are_keys), (task, numbers, odd), shared), odd
