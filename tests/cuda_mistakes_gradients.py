@@ -83,8 +83,6 @@ CALLS = {
     "mask": Call(partial(given, "bf16", lone(70, 150, 64), mask=MASK), names="kv"),
     "seen by some": Call(seen_by_some, names="q"),
     "bias": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS), names="kv"),
-    "bias of float64": Call(partial(given, "bf16", lone(70, 150, 64), bias=BIAS[:, :1].astype(np.float64)), names="q"),
-    "alibi": Call(partial(given, "bf16", lone(70, 150, 64), alibi_slopes=np.array([0.25])), names="q"),
     "blocks": Call(hidden_blocks, names="q"),
     "large": Call(partial(given, "bf16", lone(70, 90, 64), scale=1000.0), names="q"),
     "special": Call(special, names="kv"),
@@ -113,9 +111,6 @@ MISTAKES = {
         "memory.terms() + gradient_block::facts(turn)", "memory.terms()", ("full, keys",), (WRONG, *RACES)
     ),
     "edges are not hidden": Mutation("if (is_edge) hide(", "if (false) hide(", ("causal",)),
-    "one key too many": Mutation(
-        "key < within(hi[row] - from, ROWS)", "key <= within(hi[row] - from, ROWS)", ("causal",)
-    ),
     "the edge of a window is not hidden": Mutation("if (key >= within(lo[row] - from, ROWS) && ", "if (", ("window",)),
     "tiles that end a window are taken for whole ones": Mutation(
         "memory.lo()[at] > in.first_key(first) ||", "", ("window",)
@@ -123,22 +118,13 @@ MISTAKES = {
     "heads of a group are forgotten": Mutation(
         "base + (i - query * group) * head + query * row", "base + query * row", ("groups, keys",)
     ),
-    "a gradient goes to the first head of its group": Mutation(
-        "base + (line - query * group) * to.head + query", "base + query", ("groups",), (WRONG, *RACES)
-    ),
     "columns past the last one": Mutation(
         "|| p >= length) continue;", ") continue;", ("groups, keys",), (WRONG, *OUTSIDE)
     ),
     "the cap has no slope": Mutation("is_natural ? mul(ds, x.slope) : ds", "ds", ("capped",)),
-    "the slope of small scores everywhere": Mutation("is_near ? fused(-near", "true ? fused(-near", ("capped",)),
     "the mask of one score for eight": Mutation(
         "quotient_of(of.keys[e], of.t.block_k) : of.keys[e]) * item",
         "quotient_of(of.keys[e], of.t.block_k) : of.keys[0]) * item",
-        ("mask",),
-    ),
-    "options of the first rows for all": Mutation(
-        "const row_options& row = of.options[of.rows[e]];\n        found",
-        "const row_options& row = of.options[of.rows[0]];\n        found",
         ("mask",),
     ),
     "addends of another lane are looked at": Mutation(
@@ -147,17 +133,7 @@ MISTAKES = {
     "addends are looked at before they are there": Mutation(
         "            __syncthreads();            // addends of all are there\n", "", ("seen by some",), RACES
     ),
-    "a bias is read without its step": Mutation(
-        "of.options[of.rows[e]].bias + of.keys[e] * bias.item",
-        "of.options[of.rows[e]].bias + of.keys[e]",
-        ("bias",),
-        (WRONG, *OUTSIDE),
-    ),
     "a bias is read past its keys": Mutation("least(key, in.w.of.keys - 1);", "key;", ("bias",), OUTSIDE),
-    "a bias in its type for another": Mutation(
-        "if (bias.code == CODE_F32 && places", "if (places", ("bias of float64",), (WRONG, *OUTSIDE)
-    ),
-    "alibi rewards distance": Mutation("mul(-slope, f32(", "mul(slope, f32(", ("alibi",)),
     "blocks are counted in keys": Mutation(
         "are_blocks ? quotient_of(of.keys[e], of.t.block_k) :",
         "are_blocks ? of.keys[e] :",
@@ -168,16 +144,10 @@ MISTAKES = {
         "thread < (ARE_KEYS ? PASSING : ROWS) && row <", "thread < 32 && row <", ("blocks",)
     ),
     "dv is multiplied by ds": Mutation("round_to_halves(s, halves);", "round_to_halves(dp, halves);", ("full, keys",)),
-    "the second lines for the first": Mutation(
-        "add_lines(halves, memory.passing(turn, 0), r.o[0])",
-        "add_lines(halves, memory.passing(turn, 1), r.o[0])",
-        ("full",),
-    ),
     "one set of lines for the other": Mutation(
         "multiply(o[m][2 * n], p[m][k],", "multiply(o[m][2 * n], p[0][k],", ("full",)
     ),
     "sums are not brought down": Mutation("if (!__any_sync(ALL_LANES, is_risen)) return;", "return;", ("growing",)),
-    "sums of one line for two are brought down": Mutation("alpha[2 * m + i / 2]);", "alpha[2 * m]);", ("growing",)),
     "the largest of a lane": Mutation("        largest = larger(largest, from_lane(largest, 2));\n", "", ("growing",)),
     "nothing is brought up": Mutation("0x1p100f : 1.0f", "1.0f : 1.0f", ("small",)),
     "lines that see special values keep what they have": Mutation(
