@@ -77,7 +77,6 @@ CALLS = {
     "full, keys": Call(partial(given, "bf16", lone(65, 135, 64)), names="kv"),
     "causal": Call(partial(given, "bf16", lone(70, 150, 64), causal=True), names="kv"),
     "window": Call(partial(given, "bf16", lone(70, 300, 64), window=(40, 3)), names="q"),
-    "groups": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40)), names="q"),
     "groups, keys": Call(partial(given, "bf16", Shape((), 4, 2, 40, 90, 64, 40)), names="kv"),
     "capped": Call(partial(given, "bf16", lone(70, 150, 64), softcap=0.5), names="q"),
     "mask": Call(partial(given, "bf16", lone(70, 150, 64), mask=MASK), names="kv"),
