@@ -1,7 +1,7 @@
 """The gradients of attention on CUDA: what each row needs, then a launch for each gradient that is wanted.
 
-A block owns rows of one gradient, or elements of that of the bias, and adds up in order all that they depend on. Those of
-half types go to tensor cores first, and these launches find what is left.
+A block owns rows of one gradient, or elements of that of the bias, and adds up in order all that they depend on. Half
+types go to tensor cores first, and these launches find what is left.
 """
 
 import math
