@@ -210,19 +210,6 @@ DS_DEVICE void collect(const running& r, const block_memory& memory) {
     __syncthreads();
 }
 
-// The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
-DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
-    const i64 step = gridDim.x;
-    while (wanted && index < t.work) {
-        const i64 mine = index + threadIdx.x * step;
-        const bool is_any = mine < t.work && load_aligned<u64>(wanted + quotient_of(mine, t.slices)) != 0;
-        if (!__syncthreads_or(is_any)) index += THREADS * step;
-        else if (load_aligned<u64>(wanted + quotient_of(index, t.slices)) != 0) break;
-        else index += step;
-    }
-    return index;
-}
-
 }  // namespace ds
 
 #include "attention_emit.cuh"
@@ -243,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
     compute* const tile = (compute*)tiles;
     const block_memory memory = {tile, tile + TILE_LENGTH, tile, m, d, lo, hi, is_odd, rows};
     const kept_rows<wide> kept = {(wide*)sums, (row_pair*)pairs};
-    for (i64 index = next_work(t, wanted, blockIdx.x); index < t.work; index = next_work(t, wanted, index + gridDim.x)) {
+    for (i64 index = next_work<THREADS>(t, wanted, blockIdx.x); index < t.work; index = next_work<THREADS>(t, wanted, index + gridDim.x)) {
         if (threadIdx.x == 0) {
             work[0] = work_of(t, index, ROWS, DS_FEW);
             if (wanted && !t.at[AT_M].base) work[0].slot = i64(blockIdx.x) * ROWS;

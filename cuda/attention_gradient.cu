@@ -41,7 +41,11 @@ DS_DEVICE void add_passing(const gradient_block& in, i64 first, i64 last, sums_o
     }
 }
 
-DS_DEVICE void store_gradient(const gradient_block& in, const sums_of_thread& o) {
+// Whether there may be rows that tensor cores have left, and others that have their results already.
+constexpr bool IS_SELECTIVE = IS_HALF<x_type> && !IS_WIDE;
+
+// `wanted` has a bit for each row.
+DS_DEVICE void store_gradient(const gradient_block& in, u64 wanted, const sums_of_thread& o) {
     const int operand = in.kind == OF_Q ? AT_Q : in.kind == OF_K ? AT_K : AT_V;
     const i64 length = operand == AT_V ? in.t.dim_v : in.t.dim;
     const f64 factor = operand == AT_V ? 1.0 : in.g.scale;
@@ -59,11 +63,12 @@ DS_DEVICE void store_gradient(const gradient_block& in, const sums_of_thread& o)
                 for (int i = 0; i < VECTOR; ++i) x[i] = f64(o[k / VECTORS][k % VECTORS * VECTOR + i]) * factor;
             }
         const i64 row = in.w.first + row_of_thread(a), e = in.w.slice * COLUMNS + column_of_thread(c);
+        if (IS_SELECTIVE && (wanted >> row_of_thread(a) & 1) == 0) continue;
         if (row < in.w.last && e < length) store_numbers((char*)to.at(row) + e * to.item, to.item, to.code, to.is_wide, x, int(least(VECTOR, length - e)));
     }
 }
 
-DS_DEVICE void sum_up(const gradient_block& in) {
+DS_DEVICE void sum_up(const gradient_block& in, u64 wanted) {
     sums_of_thread o;
 #pragma unroll
     for (int a = 0; a < ROWS_EACH; ++a)
@@ -76,19 +81,22 @@ DS_DEVICE void sum_up(const gradient_block& in) {
         weigh_tile(in, first, last);
         add_passing(in, first, last, o);
     }
-    store_gradient(in, o);
+    store_gradient(in, wanted, o);
 }
 
 }  // namespace ds
 
+// `selected`, if given, has a word for each block of rows, a bit a row; the others have their results already.
 extern "C" __global__ void __launch_bounds__(ds::THREADS, 2)
-    attention_gradient(const __grid_constant__ ds::gradient_task g, double* numbers) {
+    attention_gradient(const __grid_constant__ ds::gradient_task g, double* numbers, const unsigned long long* selected) {
     using namespace ds;
     const block_memory memory = memory_of_block();
     row_numbers* const of = (row_numbers*)numbers;
-    for (i64 index = blockIdx.x; index < g.inputs.work; index += gridDim.x) {
+    const u64* const wanted = IS_SELECTIVE ? selected : nullptr;
+    const attention_task& t = g.inputs;
+    for (i64 index = next_work<THREADS>(t, wanted, blockIdx.x); index < t.work; index = next_work<THREADS>(t, wanted, index + gridDim.x)) {
         __syncthreads();
-        const owned_rows w = owned_of(g.inputs, index, ROWS, g.kind != OF_Q);
-        if (w.is_any) sum_up(block_of(g, g.kind, w, of, memory));
+        const owned_rows w = owned_of(t, index, ROWS, g.kind != OF_Q);
+        if (w.is_any) sum_up(block_of(g, g.kind, w, of, memory), wanted ? load_aligned<u64>(wanted + quotient_of(index, t.slices)) : ~u64(0));
     }
 }

@@ -24,6 +24,21 @@ template <class C> DS_DEVICE C tanh_of(C x) {
     const C y = a < C(0.625) ? fused(mul(a, z), tanh_near_0(z), a) : mul(sub(C(1), e), reciprocal(add(C(1), e)));
     return x < C(0) ? -y : y;
 }
+// tanh without branches, and its slope: 1 / (1 + e) for e < 0.29 by two steps of Newton from a line. That of infinities is NaN: they may be sums that
+// float32 does not hold.
+constexpr f64 LOG2_E = 0x1.71547652b82fep+0;
+struct tanh_and_slope { f32 value, slope; };
+DS_DEVICE tanh_and_slope tanh_by_exp2(f32 x) {
+    const f32 a = x < 0.0f ? -x : x, z = mul(a, a);
+    const f32 e = exp2_approximate(mul(a, f32(-2.0 * LOG2_E))), u = add(1.0f, e);
+    f32 inverse = fused(e, -0.776f, 0.993f);
+    inverse = mul(inverse, fused(-u, inverse, 2.0f));
+    inverse = mul(inverse, fused(-u, inverse, 2.0f));
+    const bool is_near = a < 0.625f;
+    const f32 far = mul(sub(1.0f, e), inverse), near = fused(mul(a, z), tanh_near_0(z), a);
+    const f32 y = fused(a, 0.0f, is_near ? near : far);
+    return {x < 0.0f ? -y : y, is_near ? fused(-near, near, 1.0f) : mul(mul(4.0f, e), mul(inverse, inverse))};
+}
 template <class C> DS_DEVICE C capped(C s, f64 cap) {
     // the quotient and the product stay what C holds
     const bool is_ordinary = cap > 0x1p-100 && cap < 0x1p100;
@@ -40,6 +55,13 @@ template <class C> DS_DEVICE C joined(C s, C b) {
 // A float64 number as C, cut to what C holds.
 template <class C> DS_DEVICE C cut(f64 x) { return rounded<C>::of(larger(-larger(-x, -f64(LARGEST<C>)), -f64(LARGEST<C>))); }
 template <class C> DS_DEVICE C held(f64 x) { return is_finite(x) ? cut<C>(x) : rounded<C>::of(x); }
+
+// A bias of a type that is known, or told at run time.
+template <class T> constexpr int CODE_OF = CODE_F16;
+template <> constexpr int CODE_OF<bf16> = CODE_BF16;
+template <class T> DS_DEVICE f32 bias_at(const char* p, int) { return to_compute<f32>(load_aligned<T>(p)); }
+struct any_dtype { u8 byte; };
+template <> DS_DEVICE f32 bias_at<any_dtype>(const char* p, int code) { return held<f32>(number_at<f64>(p, code)); }
 
 // What one row's scores meet.
 struct row_options {

@@ -278,14 +278,6 @@ DS_DEVICE u64 attend(const attention_task& t, const work_item& w, const block_me
     return u64(memory.is_odd[1]) << 32 | memory.is_odd[0];
 }
 
-// The piece of work that a block takes: sections of heads whose keys and values the second-level cache holds, in each the last row blocks first.
-DS_DEVICE i64 in_sections(const attention_task& t, i64 index) {
-    if (t.section == 0) return index;
-    const i64 heads = t.heads_k * t.sequences, number = quotient_of(index, t.section * t.row_blocks), first = number * t.section;
-    const i64 rest = index - first * t.row_blocks, width = least(t.section, heads - first), from_end = quotient_of(rest, width);
-    return from_end * heads + first + (rest - from_end * width);
-}
-
 }  // namespace ds
 
 // A block for each piece of work: they have to fit a grid.
@@ -309,8 +301,8 @@ extern "C" __global__ void __launch_bounds__(ds::THREADS, ds::SETS == 2 ? 4 : 2)
     row_options* const options = (row_options*)(addends + ROWS * KEYS / 2);
     const block_memory memory = {queries, {first}, {first + KEYS * PIECES}, queries, sources, m, d, factors, lo, hi, (u32(*)[KEY_WORDS])special, is_odd,
                                  rules, addends, options};
-    if (threadIdx.x == 0) work[0] = work_of(t, in_sections(t, blockIdx.x), ROWS, false);
+    if (threadIdx.x == 0) work[0] = work_of(t, in_sections(t, blockIdx.x, true), ROWS, false);
     __syncthreads();
     const u64 rows = work[0].is_any ? attend(t, work[0], memory) : 0;
-    if (threadIdx.x == 0) store_aligned(odd + in_sections(t, blockIdx.x), rows);
+    if (threadIdx.x == 0) store_aligned(odd + in_sections(t, blockIdx.x, true), rows);
 }

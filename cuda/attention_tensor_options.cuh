@@ -21,19 +21,6 @@ DS_DEVICE score_rules rules_of(const attention_task& t) {
 }
 
 // ------------------------------------------------------------------ while scores are in registers
-// tanh as in attention_scores.cuh, without branches: 1 / (1 + e) for e < 0.29 by two steps of Newton from a line. That of infinities is NaN: they
-// may be sums that float32 does not hold.
-DS_DEVICE f32 tanh_by_exp2(f32 x) {
-    const f32 a = x < 0.0f ? -x : x, z = mul(a, a);
-    const f32 e = exp2_approximate(mul(a, f32(-2.0 * LOG2_E))), u = add(1.0f, e);
-    f32 inverse = fused(e, -0.776f, 0.993f);
-    inverse = mul(inverse, fused(-u, inverse, 2.0f));
-    inverse = mul(inverse, fused(-u, inverse, 2.0f));
-    const f32 far = mul(sub(1.0f, e), inverse), near = fused(mul(a, z), tanh_near_0(z), a);
-    const f32 y = fused(a, 0.0f, a < 0.625f ? near : far);
-    return x < 0.0f ? -y : y;
-}
-
 // A thread's two neighbours of its row h, in the tile of addends.
 typedef chunk<f32, 2> two;
 DS_DEVICE two* addends_of(const block_memory& memory, int n, int h) { return memory.addends + ((n * HALVES + h) * THREADS + int(threadIdx.x)); }
@@ -54,7 +41,7 @@ DS_DEVICE void settle(const block_memory& memory, tile_scores& s) {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) s[m][n][i] = mul(tanh_by_exp2(mul(s[m][n][i], factor)), cap);
+                for (int i = 0; i < 4; ++i) s[m][n][i] = mul(tanh_by_exp2(mul(s[m][n][i], factor)).value, cap);
     } else {
 #pragma unroll
         for (int m = 0; m < SETS; ++m)
@@ -93,12 +80,6 @@ struct tile_row {
         return j0 + (k < lo ? lo : k < hi ? k : hi - 1);
     }
 };
-
-template <class T> constexpr int CODE_OF = CODE_F16;
-template <> constexpr int CODE_OF<bf16> = CODE_BF16;
-template <class T> DS_DEVICE f32 bias_at(const char* p, int) { return to_compute<f32>(load_aligned<T>(p)); }
-struct any_dtype { u8 byte; };
-template <> DS_DEVICE f32 bias_at<any_dtype>(const char* p, int code) { return held<f32>(number_at<f64>(p, code)); }
 
 template <class T> DS_DEVICE void gather_bias(const attention_task& t, const block_memory& memory, const tile_row& row) {
     const placed& bias = t.at[AT_BIAS];

@@ -25,7 +25,7 @@ constexpr int KEYS = DIM <= 128 ? 64 : 16;              // 64 KiB of shared memo
 #endif
 constexpr bool ARE_QUERIES_HELD = DIM <= 128;           // in registers, once they have passed the tiles of keys and values
 constexpr int PIECES = tile<DIM>::PIECES, KEY_WORDS = (KEYS + 31) / 32;
-constexpr f64 LOG2_E = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa39efp-1;
+constexpr f64 LN_2 = 0x1.62e42fefa39efp-1;
 // Beyond, the rounding of c m shows in every weight of a row.
 constexpr f32 LARGEST_SHIFT = 0x1p20f;
 static_assert(!ARE_QUERIES_HELD || ROWS <= 2 * KEYS, "queries pass, and outputs, through the tiles");

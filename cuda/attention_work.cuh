@@ -73,4 +73,26 @@ DS_DEVICE work_item work_of(const attention_task& t, i64 index, int rows, bool i
     return w;
 }
 
+// The piece of work that a block takes: sections of heads whose keys and values the second-level cache holds (of gradients, whatever passes by), in
+// each the last row blocks first, or the first ones.
+DS_DEVICE i64 in_sections(const attention_task& t, i64 index, bool is_last_first) {
+    if (t.section == 0) return index;
+    const i64 heads = t.heads_k * t.sequences, number = quotient_of(index, t.section * t.row_blocks), first = number * t.section;
+    const i64 rest = index - first * t.row_blocks, width = least(t.section, heads - first), from_end = quotient_of(rest, width);
+    return (is_last_first ? from_end : t.row_blocks - 1 - from_end) * heads + first + (rest - from_end * width);
+}
+
+// The next piece of work from `index` on, in steps of the grid: of those that are wanted, if not all are. All threads look ahead.
+template <int threads> DS_DEVICE i64 next_work(const attention_task& t, const u64* wanted, i64 index) {
+    const i64 step = gridDim.x;
+    while (wanted && index < t.work) {
+        const i64 mine = index + threadIdx.x * step;
+        const bool is_any = mine < t.work && load_aligned<u64>(wanted + quotient_of(mine, t.slices)) != 0;
+        if (!__syncthreads_or(is_any)) index += threads * step;
+        else if (load_aligned<u64>(wanted + quotient_of(index, t.slices)) != 0) break;
+        else index += step;
+    }
+    return index;
+}
+
 }  // namespace ds

@@ -129,9 +129,9 @@ MUTATIONS = {
         "            note_rows(memory, j0, memory.special[turn]);\n", "", ("special",)
     ),
     "rows are not marked": Mutation("if (is_odd) mark_odd(", "if (false) mark_odd(", ("special in scores",)),
-    "tanh near 0 everywhere": Mutation("a < 0.625f ? near : far", "near", ("capped",)),
+    "tanh near 0 everywhere": Mutation("is_near ? near : far", "near", ("capped",)),
     "tanh of a sum that overflowed": Mutation(
-        "fused(a, 0.0f, a < 0.625f", "fused(0.0f, 0.0f, a < 0.625f", ("capped overflow",)
+        "fused(a, 0.0f, is_near", "fused(0.0f, 0.0f, is_near", ("capped overflow",)
     ),
     "the mask of one pair of keys for four": Mutation(
         "const i64 j = row.readable(n + a, i);", "const i64 j = row.readable(n, i);", ("mask",)

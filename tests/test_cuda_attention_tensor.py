@@ -150,7 +150,7 @@ def test_heads_come_in_sections(section: int, monkeypatch: pytest.MonkeyPatch) -
     arrays = operands("f16", GROUPED)
     arrays[2][1, 0, 100, 5] = np.nan
     want = attend(*arrays, causal=True)
-    monkeypatch.setattr(cuda_attention_tensor, "_section", lambda *_: section)
+    monkeypatch.setattr(cuda_attention_tensor, "section", lambda *_: section)
     for got, right in zip(attend(*arrays, causal=True), want, strict=True):
         np.testing.assert_array_equal(got, right)
 

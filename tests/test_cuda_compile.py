@@ -15,75 +15,12 @@ import cubin
 import gate
 import pytest
 from cubin import Code, CompileError
+from machine_limits import REGISTERS, SPILLS, SUBROUTINES
 
 from dualsoft.backends.nvrtc import OPTIONS, Variant, folder
 
 ASKED = os.environ.get("DUALSOFT_TEST_ARCHITECTURES", "")
 CHOSEN = tuple(number for group in gate.groups(ASKED) for number in group)
-
-REGISTERS = {
-    "softmax_rows": 184,
-    "logsumexp_rows": 184,
-    "softmax_columns": 224,
-    "logsumexp_columns": 255,
-    "normalize_columns": 184,
-    "softmax_kept": 128,
-    "parts_of_rows": 184,
-    "join_parts": 64,
-    "normalize_rows": 192,
-    "loss_rows": 232,
-    "loss_columns": 184,
-    "join_losses": 72,
-    "gradient_rows": 248,
-    "gradient_columns": 144,
-    "total_of_entries": 64,
-    "weighted_rows": 128,
-    "weighted_join": 96,
-    "cumulative_rows": 128,
-    "attention": 255,
-    "attention_merge": 128,
-    "textbook_rows": 96,
-    "topk_rows": 256,
-    "topk_join": 72,
-    "sample_rows": 168,
-    "attention_gradient": 255,
-    "gradient_queries": 255,
-    "gradient_bias": 255,
-    "gradient_sinks": 48,
-    "attention_tensor": 255,
-    "probe": 16,
-}
-"""The most registers a thread, by kernel: 184 leave room for 11 warps a multiprocessor. A thread of a column kernel
-that reduces has up to 8 columns, and 128 bytes on their way: the 8 warps of one block suffice to keep memory busy."""
-_ADDRESS = "an address waits outside of the loops, which leaves room for 16 warps instead of 8"
-_OPTIONS = "dtypes and options told at run time take all registers; what is spilled lies outside of the products"
-SPILLS: dict[tuple[str, int], tuple[int, str]] = {
-    ("logsumexp_columns[x=f32, y=f32, width=4]", 100): (8, _ADDRESS),
-    ("attention_gradient[x=anything, c=f32, few=0]", 100): (8, _OPTIONS),
-    ("attention_gradient[x=anything, c=f32, few=0]", 120): (16, _OPTIONS),
-    ("gradient_bias[x=anything, c=f64, few=0]", 120): (24, _OPTIONS),
-}
-"""(variant, architecture): bytes a thread in local memory, and why they may be there."""
-
-SUBROUTINES = {
-    "rcp_rn_f32_slowpath": "reciprocals of subnormal numbers and the like",
-    "dblrcp_rn_slowpath": "reciprocals in float64, the same",
-    "div_rn_f64_full": "quotients in float64, the same",
-    "div_rn_noftz_f32": "quotients in float32, the same",
-    "offset_along_axes": "the place of a row or element along several axes",
-    "offset_along_batch": "the place of a sequence along several axes of a batch",
-    "uncommon_number": "elements whose dtype is known at run time only",
-    "div_s64": "the same",
-    "load_elements": "the ends of rows that are not aligned",
-    "store_elements": "the same",
-    "exponential_above": "exponentials of what lies above the m of a state",
-    "warpsync": "lanes of a warp that meet after a loop of their own, up to sm_89",
-    "shflsync": "shuffles up to sm_89, where loops or teams shorter than a warp hide that all lanes are there",
-    "votesync": "votes, the same",
-    "rem_s64": "the same",
-    "div_u64": "how many equal elements of a mass reach what is wanted",
-}
-"""What may be called, and what for. The names stand in what the compiler calls them."""
 
 BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
@@ -191,13 +128,23 @@ def test_kept_rows_are_copied_beside_the_threads(found: tuple[Code, ...]) -> Non
     )
 
 
+def of_kernel(found: tuple[Code, ...], kernel: str) -> list[Code]:
+    codes = [code for code in found if code.variant.kernel == kernel]
+    assert codes
+    return codes
+
+
+def copies_of(code: Code) -> int:
+    """The instructions that bring 16 bytes a lane to shared memory, or to registers on their way there."""
+    return code.counts["LDG.128" if code.architecture < 80 else "LDGSTS"]
+
+
 def test_attention_of_half_types_is_on_tensor_cores(found: tuple[Code, ...]) -> None:
     """Two products of a tile are so many multiplications, and copies go beside.
 
     A load of matrices serves two of them, and four where a warp has 32 rows: shared memory is read half as often.
     """
-    codes = [code for code in found if code.variant.kernel == "attention_tensor"]
-    assert codes
+    codes = of_kernel(found, "attention_tensor")
     is_old, is_new = found[0].architecture < 80, found[0].architecture >= 100
     for code in codes:
         dim = int(dict(code.variant.defines)["DS_DIM"])
@@ -208,14 +155,29 @@ def test_attention_of_half_types_is_on_tensor_cores(found: tuple[Code, ...]) -> 
         assert code.threads == 128 // sets, code.variant.name
         assert code.counts["HMMA"] == 2 * sets * loads * (2 if is_old else 1), code.variant.name
         assert loads <= code.counts["LDSM"] <= loads + sets * dim // 16, code.variant.name
-        copies = 2 * keys * dim // 8 // code.threads
-        assert code.counts["LDG.128" if is_old else "LDGSTS"] >= copies, code.variant.name
+        assert copies_of(code) >= 2 * keys * dim // 8 // code.threads, code.variant.name
 
 
 def test_attention_of_float64_is_on_tensor_cores(found: tuple[Code, ...]) -> None:
     """With many rows, and nothing else is."""
-    wrong = [code for code in found if code.counts["DMMA"] != gate.f64_products(code.variant, code.architecture)]
+    wrong = (code for code in found if code.counts["DMMA"] != gate.f64_products(code.variant, code.architecture))
     none_of(f"{code.variant.name}, sm_{code.architecture}: {code.counts['DMMA']} DMMA" for code in wrong)
+
+
+def test_gradients_of_half_types_are_on_tensor_cores(found: tuple[Code, ...]) -> None:
+    """Three products of a tile for dq and four for dk with dv; loads serve as many of them as in the forward pass."""
+    codes = of_kernel(found, "gradient_tensor")
+    is_old = found[0].architecture < 80
+    for code in codes:
+        macros = dict(code.variant.defines)
+        dim, products = int(macros["DS_DIM"]), 1 + int(macros["DS_KEYS"])  # the last ones, beside two of scores
+        passing = 16 if is_old and dim == 128 else 32
+        sets = 2 if dim == 64 and products == 1 else 1  # of 16 lines, a warp
+        loads = passing // 16 * (dim // 16)
+        assert code.threads == 128 // sets, code.variant.name
+        assert code.counts["HMMA"] == (2 + products) * 2 * sets * loads * (2 if is_old else 1), code.variant.name
+        assert code.counts["LDSM"] == (2 + products) * loads + 2 * sets * dim // 16, code.variant.name
+        assert copies_of(code) >= 2 * passing * dim // 8 // code.threads, code.variant.name
 
 
 def test_addresses_are_global_or_shared(found: tuple[Code, ...]) -> None:

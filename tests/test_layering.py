@@ -59,6 +59,7 @@ LAYERS = (
         "backends.cuda_cumulative",
         "backends.cuda_algorithms",
         "backends.cuda_attention",
+        "backends.cuda_gradients_tensor",
         "backends.cuda_topk",
         "backends.cuda_sample",
     },

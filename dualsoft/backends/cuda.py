@@ -20,6 +20,7 @@ from dualsoft.backends import (
     cuda_columns,
     cuda_cumulative,
     cuda_gradients,
+    cuda_gradients_tensor,
     cuda_losses,
     cuda_rows,
     cuda_sample,
@@ -104,6 +105,7 @@ _TABLES = (
     cuda_attention,
     cuda_attention_tensor,
     cuda_gradients,
+    cuda_gradients_tensor,
 )
 
 _PROBE = Variant("probe.cu", "probe", ())

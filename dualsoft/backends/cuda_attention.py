@@ -25,8 +25,8 @@ _BLOCK = 128
 _ROWS = {"f32": (8, 64), "f64": (8, 32)}
 _COLUMNS = {"f32": 128, "f64": 64}
 _RUN = {True: 1024, False: 2048}
-# Blocks that look for rows which tensor cores have left; each has room for partial results of its own.
-_SECOND_GRID = 256
+SECOND_GRID = 256
+"""Blocks that look for rows which tensor cores have left; each has room for partial results of its own."""
 _SUM_BYTES = {"f32": 8, "f64": 16}
 
 
@@ -174,7 +174,7 @@ def _launches(
     if on_tensor_cores:
         first, wanted = cuda_attention_tensor.launch(p, task.copy(), blocks, device)
         yield first
-        grid = _SECOND_GRID
+        grid = SECOND_GRID
     task["slices"], task["runs"] = slices, runs if is_few else 1
     task["rows_kept"] = rows_kept = min(most, FEW_ROWS)
     task["work"] = work = blocks * slices * int(task["runs"])

@@ -16,8 +16,8 @@ from dualsoft.dtypes import BF16, F16
 
 ROWS = 64
 """Rows of a block, here as in the exact kernel for float32."""
-_TYPES = {F16: "f16", BF16: "bf16"}
-_OLDEST = {F16: 75, BF16: 80}
+TYPES = {F16: "f16", BF16: "bf16"}
+OLDEST = {F16: 75, BF16: 80}
 _DIMS = (64, 128, 256)
 """Head dims that kernels are compiled for; smaller ones are filled up with zeros."""
 _ELEMENTS_A_PIECE = 8
@@ -47,20 +47,20 @@ def _shared(dim: int, architecture: int, has_addends: bool) -> int:
 
 
 def _variant(code: int, dim: int) -> Variant:
-    defines = (("DS_X", _TYPES[code]), ("DS_DIM", dim))
-    return Variant("attention_tensor.cu", "attention_tensor", defines, is_dynamic=True, oldest=_OLDEST[code])
+    defines = (("DS_X", TYPES[code]), ("DS_DIM", dim))
+    return Variant("attention_tensor.cu", "attention_tensor", defines, is_dynamic=True, oldest=OLDEST[code])
 
 
 def variants(codes: tuple[int, ...] = (F16, BF16)) -> Iterator[Variant]:
     """Yield every variant that calls on arrays of these dtypes can need."""
     for code in codes:
-        if code in _TYPES:
+        if code in TYPES:
             yield from (_variant(code, dim) for dim in _DIMS)
 
 
 def serves(p: AttentionProblem, task: np.ndarray[Any, Any], architecture: int) -> bool:
     """Return whether sequences of many rows go to tensor cores."""
-    if p.x_code not in _TYPES or architecture < _OLDEST[p.x_code]:
+    if p.x_code not in TYPES or architecture < OLDEST[p.x_code]:
         return False
     dims = (p.q.shape[-1], p.v.shape[-1])
     are_pieces = all(0 < n <= _DIMS[-1] and n % _ELEMENTS_A_PIECE == 0 for n in dims)
@@ -69,7 +69,7 @@ def serves(p: AttentionProblem, task: np.ndarray[Any, Any], architecture: int) -
     return are_pieces and is_one_dtype and are_numbers_ordinary and bool(task["at"]["is_wide"][:3].all())
 
 
-def _section(p: AttentionProblem, keys: int, cache: int) -> int:
+def section(p: AttentionProblem, keys: int, cache: int) -> int:
     """Return how many heads of keys are served one after the other: what half the second-level cache holds of them."""
     if p.q_starts is not None:
         return 0
@@ -82,7 +82,7 @@ def launch(p: AttentionProblem, task: np.ndarray[Any, Any], blocks: int, device:
     odd = device.scratch((blocks,), "uint64")
     task["slices"] = task["runs"] = 1
     task["work"] = blocks
-    task["section"] = _section(p, int(task["keys"]), device.cache)
+    task["section"] = section(p, int(task["keys"]), device.cache)
     dim = next(n for n in _DIMS if n >= max(p.q.shape[-1], p.v.shape[-1]))
     has_addends = any(x is not None for x in (p.bias, p.mask, p.block_mask, p.slopes))
     shared = _shared(dim, device.architecture, has_addends)

@@ -1,6 +1,7 @@
 """The gradients of attention on CUDA: what each row needs, then a launch for each gradient that is wanted.
 
-A block owns rows of one gradient, or elements of that of the bias, and adds up in order all that they depend on.
+A block owns rows of one gradient, or elements of that of the bias, and adds up in order all that they depend on. Half
+types go to tensor cores first, and these launches find what is left.
 """
 
 import math
@@ -11,7 +12,8 @@ import numpy as np
 
 from dualsoft.arrays import Array
 from dualsoft.attention_problem import AttentionProblem
-from dualsoft.backends.cuda_attention import arithmetic_of, storage_of, task_of, uploaded
+from dualsoft.backends import cuda_gradients_tensor
+from dualsoft.backends.cuda_attention import SECOND_GRID, arithmetic_of, storage_of, task_of, uploaded
 from dualsoft.backends.cuda_launch import MOST_BLOCKS, Device, Launch
 from dualsoft.backends.cuda_task import GRADIENT_TASK, OPERANDS, batch_of, place_array
 from dualsoft.backends.nvrtc import Variant
@@ -60,24 +62,35 @@ def attention_gradients(problem: GradientProblem, device: Device) -> Iterator[La
         if type(problem.forward.q_starts) is not np.ndarray and problem.dq is not None:
             problem.dq.fill(np.nan)
     rows, columns = _TILES[arithmetic]
-    for kind, array in ((_OF_ROWS, p.q), (_OF_Q, problem.dq), (_OF_K, problem.dk), (_OF_V, problem.dv)):
-        if array is not None:
-            variant = _variant("gradient_queries" if kind == _OF_ROWS else "attention_gradient", storage, arithmetic)
-            yield from _launch(variant, _of_operand(task, p, kind, rows, columns), numbers)
+    yield from _launch(
+        _variant("gradient_queries", storage, arithmetic), _of_operand(task, p, _OF_ROWS, rows, columns), (numbers,)
+    )
+    on_tensor_cores = cuda_gradients_tensor.serves(problem, task, device.architecture)
+    exact = _variant("attention_gradient", storage, arithmetic)
+    words: dict[bool, Array] = {}
+    for kind, array in ((_OF_Q, problem.dq), (_OF_K, problem.dk), (_OF_V, problem.dv)):
+        if array is None:
+            continue
+        one, are_keys = _of_operand(task, p, kind, rows, columns), kind != _OF_Q
+        if on_tensor_cores and are_keys not in words and int(one["inputs"]["work"]):
+            first, words[are_keys] = cuda_gradients_tensor.launch(problem, one.copy(), are_keys, numbers, device)
+            yield first
+        yield from _launch(exact, one, (numbers, words.get(are_keys)))
     if problem.dbias is not None:
         yield from _launch(
-            _variant("gradient_bias", "anything", arithmetic), _of_bias(task, p, problem.dbias, rows), numbers
+            _variant("gradient_bias", "anything", arithmetic), _of_bias(task, p, problem.dbias, rows), (numbers,)
         )
     if problem.dsinks is not None:
         each = np.int64(task["rows_a_head"])
         yield Launch(_SINKS, p.q.shape[-3], _BLOCK, (p.sinks, problem.dsinks, numbers, each))
 
 
-def _launch(variant: Variant, task: np.ndarray[Any, Any], numbers: Array) -> Iterator[Launch]:
-    """Yield the launch, unless there is nothing to do."""
+def _launch(variant: Variant, task: np.ndarray[Any, Any], others: tuple[Any, ...]) -> Iterator[Launch]:
+    """Yield the launch, unless there is nothing to do: a few blocks where only rows that are left may be wanted."""
     work = int(task["inputs"]["work"])
+    most = SECOND_GRID if len(others) > 1 and others[1] is not None else MOST_BLOCKS
     if work:
-        yield Launch(variant, min(work, MOST_BLOCKS), _BLOCK, (task, numbers))
+        yield Launch(variant, min(work, most), _BLOCK, (task, *others))
 
 
 def _task(problem: GradientProblem, p: AttentionProblem, arithmetic: str, storage: str) -> np.ndarray[Any, Any]:
