@@ -69,12 +69,15 @@ EMULATOR_PTX ptx_mma_sync_aligned_m8n8k4_row_col_f64_f64_f64_f64(
     d0 = d[0]; d1 = d[1];
 }
 #endif
+// One line to the preprocessor: the rest of a longer definition would count as part of all kernels that use what sm_75 lacks.
+#define EMULATOR_MMA_F64(name)                                                                                                   \
+    EMULATOR_PTX name(int line, double& d0, double& d1, double& d2, double& d3, double a0, double a1, double a2, double a3,     \
+        double b0, double b1, double c0, double c1, double c2, double c3) {                                                      \
+        const double a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};                                                                   \
+        double d[4] = {c0, c1, c2, c3};                                                                                          \
+        emulator_multiply_f64(d, a, b, 16, 8, line);                                                                             \
+        d0 = d[0]; d1 = d[1]; d2 = d[2]; d3 = d[3];                                                                              \
+    }
 #if __CUDA_ARCH__ >= 900
-EMULATOR_PTX ptx_mma_sync_aligned_m16n8k8_row_col_f64_f64_f64_f64(int line, double& d0, double& d1, double& d2, double& d3,
-    double a0, double a1, double a2, double a3, double b0, double b1, double c0, double c1, double c2, double c3) {
-    const double a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-    double d[4] = {c0, c1, c2, c3};
-    emulator_multiply_f64(d, a, b, 16, 8, line);
-    d0 = d[0]; d1 = d[1]; d2 = d[2]; d3 = d[3];
-}
+EMULATOR_MMA_F64(ptx_mma_sync_aligned_m16n8k8_row_col_f64_f64_f64_f64)
 #endif
