@@ -11,7 +11,7 @@ namespace ds {
 // What a thread has of rows g, g + 8, ... of its warp: raw maxima, its own part of d as a sum and what that lost, outputs.
 struct running {
     f32 m[HALVES], d[HALVES], d_lost[HALVES];
-    f32 o[SETS][DIM / 8][4];
+    products::sums o;
 };
 DS_DEVICE void clear(running& r) {
 #pragma unroll
@@ -19,12 +19,7 @@ DS_DEVICE void clear(running& r) {
         r.m[h] = f32(-infinity());
         r.d[h] = r.d_lost[h] = 0.0f;
     }
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int n = 0; n < DIM / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) r.o[m][n][i] = 0.0f;
+    products::clear(r.o);
 }
 
 // ------------------------------------------------------------------ the online softmax
@@ -64,36 +59,9 @@ DS_DEVICE void weigh(f32 c, tile_scores& s, tile_weights& p, running& r) {
         is_risen |= alpha[h] != 1.0f;
     }
     // rounded at once: they wait for their values in half as many registers
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; ++k)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) p[m][k][i] = tensor<x_type>::pair(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1]);
+    products::round(s, p);
     if (!__any_sync(ALL_LANES, is_risen)) return;
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int n = 0; n < DIM / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) r.o[m][n][i] = mul(r.o[m][n][i], alpha[2 * m + i / 2]);
-}
-
-DS_DEVICE void add_values(const block_memory& memory, const tile_weights& p, running& r) {
-    const u32 values = memory.values.lane_of_rows();
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) {
-#pragma unroll
-        for (int n = 0; n < DIM / 16; ++n) {
-            u32 b[4];
-            tile<DIM>::right_by_rows(b, values, k * 16, n * 16);
-#pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                tensor<x_type>::multiply(r.o[m][2 * n], p[m][k], b[0], b[1]);
-                tensor<x_type>::multiply(r.o[m][2 * n + 1], p[m][k], b[2], b[3]);
-            }
-        }
-    }
+    products::rescale(alpha, r.o);
 }
 
 // ------------------------------------------------------------------ all keys
@@ -127,7 +95,7 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         copies_have_arrived();
         if (is_clean) {
             if (threadIdx.x < KEY_WORDS) memory.special[turn ^ 1][threadIdx.x] = 0;
-            clean_values(memory.values, memory.special[turn]);
+            clean_lines<x_type, THREADS, KEYS>(memory.values, memory.special[turn]);
         }
         __syncthreads();                // the values are there, and the keys no longer needed
         if (is_clean) {
@@ -136,7 +104,7 @@ DS_DEVICE void add_keys(const attention_task& t, const work_item& w, const block
         }
         j0 = next_tile(t, memory, j0 + KEYS, stop);
         if (j0 < stop) fetch(memory.sources[0], j0, memory.keys);
-        if (is_seen) add_values(memory, p, r);
+        if (is_seen) products::add_lines(p, memory.values, r.o);
     }
 }
 

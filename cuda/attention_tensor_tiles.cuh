@@ -7,7 +7,7 @@
 #include "attention_scores.cuh"
 #include "attention_work.cuh"
 #include "group.cuh"
-#include "tensor.cuh"
+#include "tensor_products.cuh"
 
 namespace ds {
 
@@ -103,26 +103,12 @@ DS_DEVICE void fetch(const tile_source& source, i64 j0, const tile<DIM>& to) {
     }
 }
 
-// Makes 0 of the values that are not finite among those that this thread fetched, and notes their keys.
-DS_DEVICE void clean_values(const tile<DIM>& values, u32* special) {
-    const int p = int(threadIdx.x % PIECES);
-#pragma unroll 1
-    for (int row = int(threadIdx.x / PIECES); row < KEYS; row += THREADS / PIECES) {
-        piece here = *values.at(row, p);
-        bool found = false;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) found |= clean<x_type>(here.at[i]);
-        if (!found) continue;
-        *values.at(row, p) = here;
-        atomicOr(&special[row / 32], 1u << row % 32);
-    }
-}
-
 // ------------------------------------------------------------------ a tile's scores and sums
 constexpr int HELD = ARE_QUERIES_HELD ? DIM / 16 : 1;
 typedef u32 held_queries[SETS][HELD][4];
-typedef f32 tile_scores[SETS][KEYS / 8][4];
-typedef u32 tile_weights[SETS][KEYS / 16][4];       // left operands
+typedef warp_products<x_type, DIM, SETS, KEYS> products;
+typedef products::scores tile_scores;
+typedef products::halves tile_weights;
 DS_DEVICE void hold_queries(const block_memory& memory, held_queries& q) {
     const u32 from = memory.queries.lane_of_rows();
     if (ARE_QUERIES_HELD)
@@ -133,12 +119,7 @@ DS_DEVICE void hold_queries(const block_memory& memory, held_queries& q) {
 }
 
 DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, tile_scores& s) {
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
+    products::clear(s);
     const u32 queries = memory.queries.lane_of_rows(), keys = memory.keys.lane_of_columns();
 #pragma unroll (ARE_QUERIES_HELD ? DIM / 16 : 4)
     for (int k = 0; k < DIM / 16; ++k) {
@@ -149,16 +130,7 @@ DS_DEVICE void multiply(const block_memory& memory, const held_queries& q, tile_
             else
 #pragma unroll
                 for (int i = 0; i < 4; ++i) a[m][i] = q[m][k % HELD][i];
-#pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n) {
-            u32 b[4];
-            tile<DIM>::right(b, keys, n * 16, k * 16);
-#pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                tensor<x_type>::multiply(s[m][2 * n], a[m], b[0], b[1]);
-                tensor<x_type>::multiply(s[m][2 * n + 1], a[m], b[2], b[3]);
-            }
-        }
+        products::add_columns(a, keys, k * 16, s);
     }
 }
 

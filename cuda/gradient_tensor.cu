@@ -21,13 +21,7 @@ constexpr f32 HIGHEST_POWER = IS_FITTED ? 0x1p100f : 1.0f, TOO_LARGE = 0x1p15f;
 constexpr u32 EXPONENT_FITTED = 10;                     // largest numbers are brought to 2^10 and more: they may grow 2^5 times until it is done again
 DS_DEVICE void clear(running& r) {
 #pragma unroll
-    for (int k = 0; k < PRODUCTS; ++k)
-#pragma unroll
-        for (int m = 0; m < SETS; ++m)
-#pragma unroll
-            for (int n = 0; n < DIM / 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) r.o[k][m][n][i] = 0.0f;
+    for (int k = 0; k < PRODUCTS; ++k) products::clear(r.o[k]);
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) r.power[h] = HIGHEST_POWER;
 }
@@ -148,12 +142,7 @@ DS_DEVICE void fit(tile_sums& ds, running& r) {
             for (int k = 0; k < 2; ++k) ds[h / 2][n][i + k] = mul(ds[h / 2][n][i + k], r.power[h]);
     }
     if (!__any_sync(ALL_LANES, is_risen)) return;
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int n = 0; n < DIM / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) r.o[0][m][n][i] = mul(r.o[0][m][n][i], alpha[2 * m + i / 2]);
+    products::rescale(alpha, r.o[0]);
 }
 
 DS_DEVICE void add_tile(const gradient_block& in, i64 first, int turn, bool is_edge, running& r) {
@@ -166,12 +155,12 @@ DS_DEVICE void add_tile(const gradient_block& in, i64 first, int turn, bool is_e
     if (is_edge) hide(in, first, turn, s, dp);
     tile_halves halves;
     if (ARE_KEYS) {
-        round_to_halves(s, halves);
-        add_lines(halves, memory.passing(turn, 1), r.o[PRODUCTS - 1]);
+        products::round(s, halves);
+        products::add_lines(halves, memory.passing(turn, 1), r.o[PRODUCTS - 1]);
     }
     if (IS_FITTED) fit(dp, r);
-    round_to_halves(dp, halves);
-    add_lines(halves, memory.passing(turn, 0), r.o[0]);
+    products::round(dp, halves);
+    products::add_lines(halves, memory.passing(turn, 0), r.o[0]);
 }
 
 // ------------------------------------------------------------------ all that passes by
@@ -186,14 +175,14 @@ DS_DEVICE void add_passing(const gradient_block& in, bool is_clean, running& r) 
     if (first < stop) fetch_passing(in, first, 0);
     copies_have_arrived();
     if (is_clean) {
-        clean_lines<ROWS>(memory.owned(0), memory.is_odd());
-        clean_lines<ROWS>(memory.owned(1), memory.is_odd());
+        clean_lines<x_type, THREADS, ROWS>(memory.owned(0), memory.is_odd());
+        clean_lines<x_type, THREADS, ROWS>(memory.owned(1), memory.is_odd());
     }
     for (int turn = 0; first < stop; turn ^= 1) {
         copies_have_arrived();
         if (is_clean) {
-            clean_lines<PASSING>(memory.passing(turn, 0), memory.special(turn));
-            clean_lines<PASSING>(memory.passing(turn, 1), memory.special(turn));
+            clean_lines<x_type, THREADS, PASSING>(memory.passing(turn, 0), memory.special(turn));
+            clean_lines<x_type, THREADS, PASSING>(memory.passing(turn, 1), memory.special(turn));
         }
         const bool is_edge = __syncthreads_or(settle_passing(in, first, turn)) != 0;     // the tile is there, and the one before no longer needed
         const i64 next = next_tile(in, first + PASSING, stop);

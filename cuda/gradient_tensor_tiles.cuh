@@ -11,7 +11,7 @@
 #include "attention_scores.cuh"
 #include "gradient_task.cuh"
 #include "group.cuh"
-#include "tensor.cuh"
+#include "tensor_products.cuh"
 
 namespace ds {
 
@@ -82,7 +82,6 @@ struct block_memory {
 DS_DEVICE int warp_row() { return int(threadIdx.x) / 32 * WARP_ROWS; }
 DS_DEVICE int row_of_thread(int h) { return warp_row() + int(threadIdx.x % 32 / 4) + 8 * h; }
 DS_DEVICE int column_of_thread(int n) { return n * 8 + int(threadIdx.x % 4) * 2; }
-DS_DEVICE void mark(u32* words, int k) { atomicOr(&words[k / 32], 1u << k % 32); }
 
 struct gradient_block {
     const gradient_task& g;
@@ -115,21 +114,6 @@ template <int count> DS_DEVICE void fetch(const line_source& from, i64 first, co
     }
 }
 
-// Makes 0 of what is not finite among the pieces that this thread fetched, and marks their lines.
-template <int count> DS_DEVICE void clean_lines(const tile<DIM>& lines, u32* special) {
-    const int p = int(threadIdx.x) % PIECES;
-#pragma unroll 1
-    for (int k = int(threadIdx.x) / PIECES; k < count; k += THREADS / PIECES) {
-        piece here = *lines.at(k, p);
-        bool found = false;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) found |= clean<x_type>(here.at[i]);
-        if (!found) continue;
-        *lines.at(k, p) = here;
-        mark(special, k);
-    }
-}
-
 // ------------------------------------------------------------------ what rows need
 // What is beyond all bounds is NaN, and odd for whoever sees it. A row without an lse sees nothing, and one that is not there has no weight.
 DS_DEVICE void put_facts(const block_memory& memory, int at, bool is_there, const row_numbers& x, key_range seen) {
@@ -144,60 +128,22 @@ DS_DEVICE void put_facts(const block_memory& memory, int at, bool is_there, cons
 }
 
 // ------------------------------------------------------------------ products
-typedef f32 tile_sums[SETS][PASSING / 8][4];
-typedef u32 tile_halves[SETS][PASSING / 16][4];         // left operands
-typedef f32 line_sums[SETS][DIM / 8][4];
+typedef warp_products<x_type, DIM, SETS, PASSING> products;
+typedef products::scores tile_sums;
+typedef products::halves tile_halves;
+typedef products::sums line_sums;
 
 // A product of the warp's own lines with those that pass by.
 DS_DEVICE void multiply(const tile<DIM>& owned, const tile<DIM>& passing, tile_sums& s) {
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int n = 0; n < PASSING / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
+    products::clear(s);
     const u32 left = owned.lane_of_rows(), right = passing.lane_of_columns();
 #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
         u32 a[SETS][4];
 #pragma unroll
         for (int m = 0; m < SETS; ++m) tile<DIM>::left(a[m], left, warp_row() + 16 * m, k * 16);
-#pragma unroll
-        for (int n = 0; n < PASSING / 16; ++n) {
-            u32 b[4];
-            tile<DIM>::right(b, right, n * 16, k * 16);
-#pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                tensor<x_type>::multiply(s[m][2 * n], a[m], b[0], b[1]);
-                tensor<x_type>::multiply(s[m][2 * n + 1], a[m], b[2], b[3]);
-            }
-        }
+        products::add_columns(a, right, k * 16, s);
     }
-}
-
-DS_DEVICE void round_to_halves(const tile_sums& s, tile_halves& p) {
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int k = 0; k < PASSING / 16; ++k)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) p[m][k][i] = tensor<x_type>::pair(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1]);
-}
-// Adds the lines that pass by, with these weights.
-DS_DEVICE void add_lines(const tile_halves& p, const tile<DIM>& passing, line_sums& o) {
-    const u32 right = passing.lane_of_rows();
-#pragma unroll
-    for (int k = 0; k < PASSING / 16; ++k)
-#pragma unroll
-        for (int n = 0; n < DIM / 16; ++n) {
-            u32 b[4];
-            tile<DIM>::right_by_rows(b, right, k * 16, n * 16);
-#pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                tensor<x_type>::multiply(o[m][2 * n], p[m][k], b[0], b[1]);
-                tensor<x_type>::multiply(o[m][2 * n + 1], p[m][k], b[2], b[3]);
-            }
-        }
 }
 
 }  // namespace ds

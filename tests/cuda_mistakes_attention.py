@@ -114,7 +114,7 @@ MUTATIONS = {
     ),
     "outputs are not rescaled": Mutation("if (!__any_sync(ALL_LANES, is_risen)) return;", "return;", ("full",)),
     "one set of rows for the other": Mutation(
-        "multiply(r.o[m][2 * n], p[m][k],", "multiply(r.o[m][2 * n], p[0][k],", ("full",)
+        "multiply(o[m][2 * n], p[m][k],", "multiply(o[m][2 * n], p[0][k],", ("full",)
     ),
     "queries of the first set only": Mutation("warp_row() + 16 * m, k * 16);\n}", "warp_row(), k * 16);\n}", ("full",)),
     "outputs are rescaled for one row of two": Mutation("alpha[2 * m + i / 2])", "alpha[2 * m])", ("full",)),

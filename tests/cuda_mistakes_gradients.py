@@ -91,8 +91,8 @@ CALLS = {
 ASYNC = ("cp.async", "async", "uninitialised", "race")
 MISTAKES = {
     "nobody waits for the tile": Mutation(
-        "        copies_have_arrived();\n        if (is_clean) {\n            clean_lines<PASSING>(",
-        "        if (is_clean) {\n            clean_lines<PASSING>(",
+        "        copies_have_arrived();\n        if (is_clean) {\n            clean_lines<x_type, THREADS, PASSING>(",
+        "        if (is_clean) {\n            clean_lines<x_type, THREADS, PASSING>(",
         ("full",),
         ASYNC,
     ),
@@ -142,7 +142,7 @@ MISTAKES = {
     "one warp decides which tiles are seen": Mutation(
         "thread < (ARE_KEYS ? PASSING : ROWS) && row <", "thread < 32 && row <", ("blocks",)
     ),
-    "dv is multiplied by ds": Mutation("round_to_halves(s, halves);", "round_to_halves(dp, halves);", ("full, keys",)),
+    "dv is multiplied by ds": Mutation("products::round(s, halves);", "products::round(dp, halves);", ("full, keys",)),
     "one set of lines for the other": Mutation(
         "multiply(o[m][2 * n], p[m][k],", "multiply(o[m][2 * n], p[0][k],", ("full",)
     ),

@@ -8,37 +8,24 @@ import numpy as np
 import pytest
 from attention_cases import operands
 from attention_options import Shape
+from tensor_attention import NAME, Array, Launched, moved
 
 import dualsoft as ds
 from dualsoft.backends import cuda_gradients_tensor
 
-NAME = "cuda-emulated:sm_80"
-Array = np.ndarray[Any, Any]
 Grads = ds.AttentionGrads
 
 
-class Launched:
-    """The launches of kernels for tensor cores since the test began."""
+class LaunchedGradients(Launched):
+    """The same of gradients."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kinds: list[tuple[int, bool]] = []
-        """Head dim that the kernel is compiled for, and whether keys were owned."""
-        self._words: list[Any] = []
-        launch = cuda_gradients_tensor.launch
-
-        def spy(*arguments: Any) -> Any:
-            made, words = launch(*arguments)
-            defines = dict(made.variant.defines)
-            self.kinds.append((int(defines["DS_DIM"]), bool(defines["DS_KEYS"])))
-            self._words.append(words)
-            return made, words
-
-        monkeypatch.setattr(cuda_gradients_tensor, "launch", spy)
+        super().__init__(monkeypatch, cuda_gradients_tensor)
 
     @property
-    def lines_left(self) -> list[int]:
-        """How many lines each launch has left to the exact kernel."""
-        return [sum(int(word).bit_count() for word in words.get()) for words in self._words]
+    def kinds(self) -> list[tuple[int, bool]]:
+        """Head dims that the kernels are compiled for, and whether keys were owned."""
+        return [(int(macros["DS_DIM"]), bool(macros["DS_KEYS"])) for macros in self.variants]
 
 
 class Given(NamedTuple):
@@ -68,12 +55,6 @@ def given(key: str, shape: Shape, **options: Any) -> Given:
     return forward(None, *operands(key, shape), **options)
 
 
-def moved(name: str, value: Any) -> Any:
-    if isinstance(value, ds.BlockMask):
-        return ds.BlockMask(devices.put(name, np.asarray(value.mask)), value.block_q, value.block_k)
-    return devices.put(name, value)
-
-
 def differentiate(of: Given, name: str = NAME, needs: tuple[str, ...] = ("q", "k", "v")) -> Grads:
     at = NAME if name == "cuda" else name
     options = {key: moved(at, value) for key, value in of.options.items()}
@@ -93,6 +74,7 @@ def wrong(got: Grads, of: Given, names: str = "qkv") -> str | None:
 
 def strictly_wrong(got: Grads, of: Given) -> str | None:
     """The same by a computation in float64: to half a unit of float16's smallest numbers, and roundings of weights."""
+    half = np.finfo(np.float16)
     with ds.use_backend("reference"):
         wide = [x.astype(np.float64) for x in of[:6]]
         exact = ds.attention_backward(*wide, grad_lse=of.grad_lse, **of.options)
@@ -100,7 +82,8 @@ def strictly_wrong(got: Grads, of: Given) -> str | None:
         want = getattr(exact, name)
         if getattr(got, name) is None:
             continue
-        error, allowed = np.abs(getattr(got, name) - want).max(), 2.0**-25 + np.abs(want).max() * 2.0**-10
+        error = np.abs(getattr(got, name) - want).max()
+        allowed = float(half.smallest_subnormal) / 2 + np.abs(want).max() * float(half.eps)
         if not error <= allowed:
             return f"{name}: error {error:.3g}, allowed {allowed:.3g}"
     return None

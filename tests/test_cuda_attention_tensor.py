@@ -1,7 +1,5 @@
 """Attention of half types on tensor cores: tiles and their edges, options, rows that the exact kernel takes over."""
 
-from typing import Any, NamedTuple
-
 import attention_oracle
 import devices
 import emulator
@@ -10,7 +8,7 @@ import pytest
 from attention_cases import lone, operands
 from attention_options import Shape
 from cuda_mistakes_attention import CALLS, MUTATIONS
-from tensor_attention import NAME, Launched, attend, attend_by_state, check
+from tensor_attention import GROUPED, NAME, Case, Launched, attend, attend_by_state, check
 from tolerance import attention_mismatch
 
 import dualsoft as ds
@@ -24,14 +22,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     return Launched(monkeypatch)
 
 
-class Case(NamedTuple):
-    key: str
-    shape: Shape
-    options: dict[str, Any]
-    name: str = NAME
-
-
-GROUPED = Shape((2,), 6, 2, 50, 150, 64, 64)
 CASES = {
     "one tile": Case("f16", lone(64, 64, 64), {}),
     "edges": Case("f16", lone(65, 129, 64), {}),

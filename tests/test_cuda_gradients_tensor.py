@@ -1,6 +1,6 @@
 """Attention's gradients on tensor cores: tiles and their edges, small numbers, lines left to the exact kernel."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import devices
 import emulator
@@ -10,7 +10,8 @@ from attention_cases import lone, operands
 from attention_options import Shape
 from cuda_mistakes import WRONG
 from cuda_mistakes_gradients import CALLS, MISTAKES
-from tensor_gradients import NAME, Array, Given, Launched, check, differentiate, forward, given, strictly_wrong
+from tensor_attention import GROUPED, NAME, Array, Case
+from tensor_gradients import Given, LaunchedGradients, check, differentiate, forward, given, strictly_wrong
 
 import dualsoft as ds
 from dualsoft.backends import cuda, cuda_gradients_tensor, nvrtc
@@ -19,18 +20,8 @@ pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=str(emula
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    return Launched(monkeypatch)
-
-
-class Case(NamedTuple):
-    key: str
-    shape: Shape
-    options: dict[str, Any]
-    name: str = NAME
-
-
-GROUPED = Shape((2,), 6, 2, 50, 150, 64, 64)
+def launched(monkeypatch: pytest.MonkeyPatch) -> LaunchedGradients:
+    return LaunchedGradients(monkeypatch)
 
 
 def random(*shape: int) -> Array:
@@ -82,14 +73,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_matrix(case: Case, launched: Launched) -> None:
+def test_matrix(case: Case, launched: LaunchedGradients) -> None:
     check(given(case.key, case.shape, **case.options), case.name)
     dim = 64 if max(case.shape.head_dim, case.shape.head_dim_v) <= 64 else 128
     assert launched.kinds == [(dim, False), (dim, True)]
     assert launched.lines_left == [0, 0]
 
 
-def test_what_the_exact_kernel_serves(launched: Launched) -> None:
+def test_what_the_exact_kernel_serves(launched: LaunchedGradients) -> None:
     """Extreme scales, rows that are no pieces of 16 bytes, longer ones, mixed dtypes."""
     whole = given("f16", lone(20, 30, 64))
     check(given("f16", lone(20, 30, 20)))
@@ -100,19 +91,19 @@ def test_what_the_exact_kernel_serves(launched: Launched) -> None:
     assert not launched.kinds
 
 
-def test_needs(launched: Launched) -> None:
+def test_needs(launched: LaunchedGradients) -> None:
     """Only what is needed is launched; dk and dv have the same bits alone."""
     of = given("f16", lone(70, 90, 64))
     whole = differentiate(of)
-    launched.kinds.clear()
+    launched.variants.clear()
     for name, are_keys in (("q", False), ("k", True), ("v", True)):
         alone = differentiate(of, needs=(name,))
         np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
-        assert launched.kinds.pop() == (64, are_keys)
-        assert not launched.kinds
+        assert launched.kinds == [(64, are_keys)]
+        launched.variants.clear()
 
 
-def test_views_and_shared_keys(launched: Launched) -> None:
+def test_views_and_shared_keys(launched: LaunchedGradients) -> None:
     """Heads of a token side by side; keys that a batch shares have float32 sums; rows of q with a gap between them."""
     of = given("f16", GROUPED)
     whole = differentiate(of)
@@ -135,7 +126,7 @@ def test_views_and_shared_keys(launched: Launched) -> None:
 
 # ------------------------------------------------------------------ numbers
 @pytest.mark.parametrize("size", [1e-4, 1e-6])
-def test_small_gradients(size: float, launched: Launched) -> None:
+def test_small_gradients(size: float, launched: LaunchedGradients) -> None:
     """Of float16 they are right to half a unit of its smallest numbers: ds, which is far below, keeps its digits."""
     of = given("f16", lone(70, 600, 64))
     of = of._replace(grad_out=(of.grad_out * np.float32(size)).astype(np.float16), grad_lse=None)
@@ -153,14 +144,14 @@ def test_gradients_that_grow_along_a_line() -> None:
 
 
 @pytest.mark.parametrize("scale", [3.0, 40.0, 1000.0])
-def test_large_scores(scale: float, launched: Launched) -> None:
+def test_large_scores(scale: float, launched: LaunchedGradients) -> None:
     """Where the rounding of a score would show in its weight, rows and the keys that they see are left."""
     check(given("f16", lone(70, 90, 64), scale=scale))
     assert (launched.lines_left != [0, 0]) == (scale == 1000.0)
 
 
 @pytest.mark.parametrize("away", [-12.0, 3.0])
-def test_an_lse_of_other_keys(away: float, launched: Launched) -> None:
+def test_an_lse_of_other_keys(away: float, launched: LaunchedGradients) -> None:
     """Of more keys weights are small, and keep their digits; of fewer they are more than float16 holds, and left."""
     of = given("f16", lone(70, 90, 64))
     other = of._replace(lse=of.lse - np.float32(away), grad_lse=None, out=np.zeros_like(of.out))
@@ -190,7 +181,7 @@ def with_bad(of: Given, which: str, line: int, bad: float) -> Given:
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("which", ["grad_out", "q", "k", "v"])
-def test_special_values(which: str, bad: float, launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_values(which: str, bad: float, launched: LaunchedGradients, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that see one have the bits of the exact kernel, and all others those that they have without it."""
     of = given("f16", lone(80, 140, 64), causal=True)
     line = 70 if which in ("grad_out", "q") else 100
@@ -214,7 +205,7 @@ def test_special_values(which: str, bad: float, launched: Launched, monkeypatch:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_hidden_changes_no_bit(bad: float, launched: Launched) -> None:
+def test_what_is_hidden_changes_no_bit(bad: float, launched: LaunchedGradients) -> None:
     """Keys past the lengths, rows that see none of a block's keys, padding: in the same tiles as what is seen."""
     options = {"kv_lengths": np.array([131, 70]), "window": (30, 0), "causal_offset": np.array([60, 0])}
     of = given("f16", GROUPED, **options)
@@ -239,7 +230,7 @@ def test_what_is_hidden_changes_no_bit(bad: float, launched: Launched) -> None:
     assert not got.q[..., hidden, :].any()
 
 
-def test_products_of_hidden_keys_may_overflow(launched: Launched) -> None:
+def test_products_of_hidden_keys_may_overflow(launched: LaunchedGradients) -> None:
     """A finite value that makes infinite products with all rows: only those that see it are left."""
     mask = np.ones((70, 150), bool)
     mask[:20, 100] = False
@@ -255,7 +246,7 @@ def test_products_of_hidden_keys_may_overflow(launched: Launched) -> None:
     assert launched.lines_left == [0, 0, 50, 1] * 2
 
 
-def test_what_a_mask_hides_changes_no_bit(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_mask_hides_changes_no_bit(launched: LaunchedGradients, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and rows that are not finite, in the same tiles as what is seen: only who sees one is left."""
     mask = random(70, 150) < 0.5
     some = np.arange(70) % 9 == 4
@@ -299,7 +290,7 @@ def packed(of: Given, lengths_q: list[int], lengths_k: list[int], starts: tuple[
         return ds.AttentionGrads(*(None if x is None else devices.get(x) for x in got))
 
 
-def test_packed_sequences_have_the_bits_that_they_have_alone(launched: Launched) -> None:
+def test_packed_sequences_have_the_bits_that_they_have_alone(launched: LaunchedGradients) -> None:
     lengths_q, lengths_k = [30, 0, 75, 1], [33, 4, 80, 70]
     starts_q, starts_k = np.cumsum([0, *lengths_q]), np.cumsum([0, *lengths_k])
     q, k, v = operands("bf16", Shape((), 4, 2, sum(lengths_q), sum(lengths_k), 16, 64))
