@@ -57,13 +57,22 @@ template <class S> struct wide {
     DS_INLINE void add(const block_total<S>& b) { add(b.sum); }
     DS_INLINE void join(const wide& o) { low += o.low; high += o.high; }
     DS_INLINE double total() const { return hsum(simd<double>(low + high)); }
-    // The totals of `width` sums, folded together.
-    DS_INLINE static void totals(const wide* sums, double* p) {
+    // `count` of the sums of neighbouring rows, folded together as far as they go, and the totals of `width` rows from theirs.
+    template <int count> struct folded {
+        simd<double> lanes;
+        DS_INLINE folded() {}
+        DS_INLINE explicit folded(const wide* sums) {
+            simd<double> each[count];
+            for (int i = 0; i < count; ++i) each[i] = sums[i].low + sums[i].high;
+            lanes = sum_some_rows<count>(each);
+        }
+    };
+    template <int count> DS_INLINE static void totals(const folded<count>* sums, double* p) {
         constexpr int w64 = simd<double>::width;
         for (int j = 0; j < simd<S>::width; j += w64) {
-            simd<double> lanes[w64];
-            for (int i = 0; i < w64; ++i) lanes[i] = sums[j + i].low + sums[j + i].high;
-            ::store(p + j, sum_rows(lanes));
+            simd<double> left[w64 / count];
+            for (int i = 0; i < w64 / count; ++i) left[i] = sums[j / count + i].lanes;
+            ::store(p + j, sum_rows<count>(left));
         }
     }
     DS_INLINE void store(double* p) const {
@@ -88,11 +97,21 @@ template <> struct wide<double> {
         const double s = hsum(simd<double>(sum));
         return s - s == 0 ? s + hsum(simd<double>(error)) : s;
     }
-    DS_INLINE static void totals(const wide* sums, double* p) {
-        constexpr int w64 = simd<double>::width;
-        simd<double> lanes[w64], errors[w64];
-        for (int i = 0; i < w64; ++i) { lanes[i] = sums[i].sum; errors[i] = sums[i].error; }
-        ::store(p, sum_rows(lanes) + sum_rows(errors));
+    template <int count> struct folded {
+        simd<double> lanes, errors;
+        DS_INLINE folded() {}
+        DS_INLINE explicit folded(const wide* sums) {
+            simd<double> each[count], error[count];
+            for (int i = 0; i < count; ++i) { each[i] = sums[i].sum; error[i] = sums[i].error; }
+            lanes = sum_some_rows<count>(each);
+            errors = sum_some_rows<count>(error);
+        }
+    };
+    template <int count> DS_INLINE static void totals(const folded<count>* sums, double* p) {
+        constexpr int parts = simd<double>::width / count;
+        simd<double> left[parts], errors[parts];
+        for (int i = 0; i < parts; ++i) { left[i] = sums[i].lanes; errors[i] = sums[i].errors; }
+        ::store(p, sum_rows<count>(left) + sum_rows<count>(errors));
     }
     DS_INLINE void store(double* p) const {
         const simd<double> finite = simd<double>(sum - sum), zero = simd<double>(0.0);

@@ -130,6 +130,7 @@ template <class S> struct few_rows {
 template <int registers, bool keep, class S>
 DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buffer<S> e, few_rows<S> r) {
     constexpr ptrdiff_t w = simd<S>::width, most = 4 / registers, side = most < w ? most : w, together = side * registers;
+    constexpr int w64 = simd<double>::width, fold = side < w64 ? int(side) : w64;
     const ptrdiff_t tail = n - (registers - 1) * w;
     auto get = [=](ptrdiff_t j, int i) {
         return i < registers - 1 || tail == w ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
@@ -146,7 +147,7 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
     store_lanes(each_c, c.v);
     to_doubles(m, r.m);
     to_doubles(c, r.c);
-    wide<S> sums[w];
+    typename wide<S>::template folded<fold> folds[w / fold];
     int32_t counts[w];
     for (ptrdiff_t j = 0; j < w; j += side) {
         simd<S> v[together], y[together];
@@ -155,6 +156,7 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
             y[q] = v[q] - simd<S>(each_c[j + q / registers]);
         }
         exp_each<together>(y);
+        wide<S> sums[side];
         for (ptrdiff_t q = 0; q < side; ++q) {
             const simd<S> largest = simd<S>(each_m[j + q]);
             simd<S> t[GROUP];
@@ -167,12 +169,13 @@ DS_INLINE void few_terms(const S* const* x, ptrdiff_t n, bool to_zero, lane_buff
                 t[i] = zero_where_equal(y[at], v[at], largest);
             }
             counts[j + q] = int32_t(count);
-            if (registers == 1) sums[j + q] = wide<S>(t[0]);
-            else sums[j + q] = wide<S>(block_total<S>(t));
+            if (registers == 1) sums[q] = wide<S>(t[0]);
+            else sums[q] = wide<S>(block_total<S>(t));
         }
+        for (ptrdiff_t q = 0; q < side; q += fold) folds[(j + q) / fold] = typename wide<S>::template folded<fold>(sums + q);
     }
     for (ptrdiff_t j = 0; j < w; ++j) r.count[j] = counts[j];
-    wide<S>::totals(sums, r.total);
+    wide<S>::template totals<fold>(folds, r.total);
 }
 template <class S>
 DS_INLINE void few_stats(const S* const* x, ptrdiff_t n, bool keep, bool to_zero, lane_buffer<S> e, double* m, double* c, double* total, double* count) {

@@ -29,9 +29,17 @@ cdef inline void run_piece(const task* t, storage_t* tag, Py_ssize_t first, Py_s
         stream_fence()
 
 
+cdef inline Py_ssize_t rows_of_piece(Py_ssize_t rows, Py_ssize_t cols, int threads) noexcept nogil:
+    """As many pieces for each thread, at most 8, so that threads of unequal speed end together, and of 8 rows at least: a piece begins with the
+    maximum of its first row, while there is nothing else to do.
+    """
+    cdef Py_ssize_t pieces = threads * min(max(rows // (8 * threads), <Py_ssize_t>1), <Py_ssize_t>8)
+    return max(max(<Py_ssize_t>1, PIECE // cols), pieces_of(rows, pieces))
+
+
 cdef void launch_rows(const task* t, storage_t* tag, int threads) noexcept nogil:
-    # Pieces are long, so that the pipeline over rows runs, and enough for threads of unequal speed; short rows go in whole batches.
-    cdef Py_ssize_t rows = t.rows(), each = max(max(<Py_ssize_t>1, PIECE // t.cols()), rows // (8 * threads)), pieces, i
+    # short rows go in whole batches
+    cdef Py_ssize_t rows = t.rows(), each = rows_of_piece(rows, t.cols(), threads), pieces, i
     if each > 16:
         each = each // 16 * 16
     pieces = pieces_of(rows, each)

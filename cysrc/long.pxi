@@ -122,7 +122,8 @@ cdef void run_span(const task* t, storage_t* tag, const segments* g, Py_ssize_t 
             following.blocks = blocks + (i + 1) % 2 * block_bytes
         g.total[at] = segment_sum(
             x, n, g.m[at], shift_for(t.operation, g.m[at]), lane_buffer[storage_t](), False,
-            lane_buffer[storage_t](<void*>(blocks + i % 2 * block_bytes)), &g.count[at], &following if i + 1 < last else NULL, NULL)
+            lane_buffer[storage_t](<void*>(blocks + i % 2 * block_bytes)), &g.count[at], &following if i + 1 < last else NULL, NULL,
+            lane_buffer[storage_t](), 0)
         if t.uniform != 0:
             g.linear[at] = sum_differences(x, n, g.m[at])
 

@@ -62,9 +62,11 @@ cdef inline void write_piece(storage_t* tag, const pending_output* p, Py_ssize_t
 
 cdef inline double segment_sum(
     const storage_t* x, Py_ssize_t n, double m, double c, lane_buffer[storage_t] e, bint keep,
-    lane_buffer[storage_t] blocks, double* counted, next_segment* following, const pending_output* pending
+    lane_buffer[storage_t] blocks, double* counted, next_segment* following, const pending_output* pending,
+    lane_buffer[storage_t] place, Py_ssize_t placed
 ) noexcept nogil:
-    """The sum of exp(x - c) over the elements below m, and how many equal m; the exponentials are left in `e`.
+    """The sum of exp(x - c) over the elements below m, and how many equal m; the exponentials are left in `e`, those of the first `placed`
+    elements, whole blocks, in `place`.
 
     Block by block the maximum of the following segment is found and the pending outputs of another row of n elements are written, so that
     memory is read and written all the while and not in turns with the arithmetic.
@@ -80,7 +82,7 @@ cdef inline double segment_sum(
         ahead = min(full, following.n // size)
     for b in range(full):
         sums.add(block_sum(
-            x + b * size, vm, vc, e.at(b * size), count_equal(blocks.get(b * w), vm) > 0, keep, count,
+            x + b * size, vm, vc, (place if b * size < placed else e).at(b * size), count_equal(blocks.get(b * w), vm) > 0, keep, count,
             (next_x if b < ahead else x) + b * size, v))
         if b < ahead:
             next_blocks.put(b * w, v)
@@ -114,7 +116,8 @@ cdef inline void short_stats(
     for j in range(k):
         s.m[j] = segment_max(x[j], n, unused, 0, simd[storage_t](-INFINITY))
         s.c[j] = shift_for(operation, s.m[j])
-        s.total[j] = segment_sum(x[j], n, s.m[j], s.c[j], e.at(j * pitch), keep, unused, &s.count[j], NULL, NULL)
+        s.total[j] = segment_sum(
+            x[j], n, s.m[j], s.c[j], e.at(j * pitch), keep, unused, &s.count[j], NULL, NULL, lane_buffer[storage_t](), 0)
 
 
 cdef inline void put_reduced(const task* t, Py_ssize_t r, Py_ssize_t k, batch_stats* s) noexcept nogil:
@@ -192,14 +195,46 @@ cdef void run_short_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssi
                     scatter_row(t[0], r + j, 0, n, out[j], <storage_t>(-INFINITY if is_log else 0))
 
 
+cdef inline bint may_place(const task* t, storage_t* tag) noexcept nogil:
+    """Whether rows of `out` can hold their own exponentials until these are scaled: it has the lanes that registers compute with, stays in the
+    cache, and is not also the input.
+    """
+    if storage_t is float or storage_t is double:
+        return t.direct and not t.past_cache and t.base[OP_OUT] != t.base[OP_X]
+    return False
+
+
+cdef inline Py_ssize_t elements_in_place(storage_t* out, Py_ssize_t n, lane_buffer[storage_t]* place) noexcept nogil:
+    """How many exponentials of a row, whole blocks, are kept in `out`, from its first whole line on.
+
+    Each then lies at or behind the place of its output, so that outputs, written from the first on, replace only what was read. Reading stays
+    within the row: a register more than there are exponentials fits.
+    """
+    cdef Py_ssize_t w = simd[storage_t].lanes(), size = BLOCK * w, head
+    if <size_t>out % sizeof(storage_t) != 0:
+        return 0
+    head = aligned_head(<const storage_t*>out)
+    place[0] = lane_buffer[storage_t](<void*>(out + head))
+    return max(<Py_ssize_t>0, n - head - w) // size * size
+
+
+cdef inline void write_placed(
+    storage_t* out, Py_ssize_t n, lane_buffer[storage_t] place, Py_ssize_t placed, lane_buffer[storage_t] e, double value
+) noexcept nogil:
+    """Outputs from the exponentials kept in `out` itself, then from the others."""
+    write_scaled(out, place, placed, simd[storage_t](value), False)
+    write_scaled(out + placed, e.at(placed), n - placed, simd[storage_t](value), False)
+
+
 cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Rows first .. last - 1 of more than a block and at most SEGMENT elements.
 
     A pipeline of three rows: one is read for its maximum, one is summed, one is written. Buffers alternate.
     """
-    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, row_bytes, block_bytes, side, kept
+    cdef Py_ssize_t n = t.cols(), w = simd[storage_t].lanes(), r, k = 0, row_bytes, block_bytes, side, kept, placed = 0
     cdef size_t item = sizeof(double) if storage_t is double else sizeof(float)
-    cdef bint direct = t.direct, keep = t.operation == SOFTMAX, deferred
+    cdef bint direct = t.direct, keep = t.operation == SOFTMAX, deferred, in_place
+    cdef lane_buffer[storage_t] place = lane_buffer[storage_t]()
     cdef const storage_t* x
     cdef char* e = NULL
     cdef char* blocks
@@ -212,6 +247,7 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
     p.past_cache = direct and t.past_cache
     row_bytes = (n + w) * item
     deferred = row_bytes <= DEFERRED
+    in_place = keep and not deferred and may_place(t, tag)
     block_bytes = (n // BLOCK + 2 * w) * item
     blocks = <char*>scratch(SLOT_BLOCK_MAX)
     if keep:
@@ -233,10 +269,12 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
         if r + 1 < last:
             following.x = source_row(t, tag, r + 1, source + (r + 1) % 3 * row_bytes)
             following.blocks = blocks + (1 - side) * block_bytes
+        if in_place:
+            placed = elements_in_place(<storage_t*>t.row(OP_OUT, r), n, &place)
         s.total[k] = segment_sum(
             x, n, s.m[k], s.c[k], lane_buffer[storage_t](<void*>(e + kept)), keep,
             lane_buffer[storage_t](<void*>(blocks + side * block_bytes)), &s.count[k],
-            &following if r + 1 < last else NULL, &p if p.n else NULL)
+            &following if r + 1 < last else NULL, &p if p.n else NULL, place, placed)
         if storage_t is float or storage_t is double:
             if p.n and not direct:
                 scatter_row(t[0], r - 1, 0, n, <storage_t*>p.out, <storage_t>(0 if keep else -INFINITY))
@@ -249,7 +287,10 @@ cdef void run_rows(const task* t, storage_t* tag, Py_ssize_t first, Py_ssize_t l
             p.head = aligned_head(<const storage_t*>p.out)
             p.c = s.c[0]
             p.value = s.value[0]
-            if not deferred:
+            if in_place:
+                write_placed(<storage_t*>p.out, n, place, placed, lane_buffer[storage_t](<void*>e), s.value[0])
+                p.n = 0
+            elif not deferred:
                 # kept exponentials of two rows would push each other out of the cache
                 write_piece(tag, &p, 0, n)
                 if storage_t is float or storage_t is double:

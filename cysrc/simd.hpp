@@ -335,21 +335,25 @@ template <class op, int part, int width, class V> DS_INLINE V fold_pair(V a, V b
     using lanes = std::make_index_sequence<size_t(width)>;
     return op::apply(take_halves<part, false>(a, b, lanes{}), take_halves<part, true>(a, b, lanes{}));
 }
-template <class op, int count, int width, class V> DS_INLINE V fold_rows(const V* rows) {
-    if constexpr (count == 1) return rows[0];
+template <class op, int count, int width, int done, class V> DS_INLINE V fold_rows(const V* rows) {
+    if constexpr (count == done) return rows[0];
     else {
-        V a = fold_rows<op, count / 2, width>(rows);
-        V b = fold_rows<op, count / 2, width>(rows + count / 2);
+        V a = fold_rows<op, count / 2, width, done>(rows);
+        V b = fold_rows<op, count / 2, width, done>(rows + count / 2 / done);
         return fold_pair<op, width * 2 / count, width>(a, b);
     }
 }
 // Lane r of the result is the fold of rows[r]: width registers are reduced with width - 1 steps in all. Each one is folded
 // upper half onto lower half until one lane is left; fold_lanes does the same to a single register, to the bit.
 template <class S> DS_INLINE simd<S> max_rows(const simd<S>* rows) {
-    return fold_rows<max_op, simd<S>::width, simd<S>::width>(&rows[0].v);
+    return fold_rows<max_op, simd<S>::width, simd<S>::width, 1>(&rows[0].v);
 }
-template <class S> DS_INLINE simd<S> sum_rows(const simd<S>* rows) {
-    return fold_rows<add_op, simd<S>::width, simd<S>::width>(&rows[0].v);
+// The same in two steps: `count` neighbouring rows with each other, then what is left of `width` rows.
+template <int count, class S> DS_INLINE simd<S> sum_some_rows(const simd<S>* rows) {
+    return fold_rows<add_op, count, simd<S>::width, 1>(&rows[0].v);
+}
+template <int count = 1, class S> DS_INLINE simd<S> sum_rows(const simd<S>* sums) {
+    return fold_rows<add_op, simd<S>::width, simd<S>::width, count>(&sums[0].v);
 }
 template <class op, int part, int width, class V> DS_INLINE auto fold_lanes(V v) {
     if constexpr (part == 1) return v[0];

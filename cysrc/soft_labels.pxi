@@ -54,7 +54,7 @@ cdef inline void segment_pair(const storage_t* x, Py_ssize_t n, double* m, doubl
     cdef lane_buffer[storage_t] blocks = lane_buffer[storage_t](scratch(SLOT_BLOCK_MAX))
     m[0] = segment_max(x, n, blocks, 0, simd[storage_t](-INFINITY))
     c = shift_for(STATE, m[0])
-    total = segment_sum(x, n, m[0], c, lane_buffer[storage_t](), False, blocks, &count, NULL, NULL)
+    total = segment_sum(x, n, m[0], c, lane_buffer[storage_t](), False, blocks, &count, NULL, NULL, lane_buffer[storage_t](), 0)
     if m[0] == -INFINITY:
         rest[0] = total * 0 - 1
     elif m[0] == INFINITY:

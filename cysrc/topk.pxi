@@ -88,7 +88,7 @@ cdef void run_topk(const task* t, storage_t* tag, const topk_plan* p, Py_ssize_t
             following.blocks = blocks + (unit + 1) % 2 * block_bytes
         s.total[0] = segment_sum(
             x, n, s.m[0], s.c[0], lane_buffer[storage_t](), False, lane_buffer[storage_t](<void*>(blocks + unit % 2 * block_bytes)),
-            &s.count[0], &following if unit + 1 < last else NULL, NULL)
+            &s.count[0], &following if unit + 1 < last else NULL, NULL, lane_buffer[storage_t](), 0)
         if p.g.each == 1:
             put_topk_row(t, tag, p, r, &s, &best)
             continue
@@ -152,7 +152,7 @@ cdef int launch_long_topk(const task* t, storage_t* tag, topk_plan* p, int threa
 
 
 cdef int launch_topk(const task* t, storage_t* tag, topk_plan* p, int threads) noexcept nogil:
-    cdef Py_ssize_t rows = t.rows(), pieces, i, each
+    cdef Py_ssize_t rows = t.rows(), each = rows_of_piece(rows, t.cols(), threads), pieces, i
     p.g.length = SEGMENT // 2 if storage_t is double else SEGMENT
     p.g.each = pieces_of(t.cols(), p.g.length)
     p.g.group = 1
@@ -160,7 +160,6 @@ cdef int launch_topk(const task* t, storage_t* tag, topk_plan* p, int threads) n
     p.kept = min(p.k, p.g.length)
     if p.g.each > 1:
         return launch_long_topk(t, tag, p, threads)
-    each = max(max(<Py_ssize_t>1, PIECE // t.cols()), rows // (8 * threads))
     pieces = pieces_of(rows, each)
     for i in prange(pieces, num_threads=threads, schedule="dynamic"):
         if has_memory(t):

@@ -52,6 +52,26 @@ def test_strides_of_out(name: str, key: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("key", DTYPES)
+def test_rows_that_fill_the_cache(key: str, backend: str) -> None:
+    """They may keep their exponentials in ``out``: from any place in a line of memory on, and never outside of it."""
+    for n in (12_289, 24_600, 50_257, 65_536):
+        x = normal(key, 4, n)
+        x[1, n - 2], x[2, 5] = np.nan, np.inf
+        want = np.full((4, 2 * n), 7, x.dtype)[:, ::2]  # gathered, and scattered
+        ds.softmax(x, -1, out=want)
+        assert np.isfinite(want[0].astype(np.float64)).all()
+        in_place = x.copy()
+        same_bits(ds.softmax(in_place, -1, out=in_place), want, f"in place, n={n}")
+        for start in (0, 1, 7, 16):
+            memory = np.full(4 * n + 64, 7, x.dtype)
+            out = memory[start : start + 4 * n].reshape(4, n)
+            ds.softmax(x, -1, out=out)
+            same_bits(out, want, f"n={n}, {start} elements into memory")
+            assert (memory[:start] == 7).all()
+            assert (memory[start + 4 * n :] == 7).all()
+
+
+@pytest.mark.parametrize("key", DTYPES)
 @pytest.mark.parametrize("name", ROWS)
 def test_in_place(name: str, key: str, backend: str) -> None:
     f = ROWS[name]
