@@ -232,39 +232,50 @@ template <class S> DS_INLINE void write_row(S* out, const S* x, ptrdiff_t n, sim
 }
 
 template <int registers, int kind, class S>
-DS_INLINE void few_write(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, lane_buffer<S> e, const typename simd<S>::C* c, const typename simd<S>::C* value, bool past_cache) {
+DS_INLINE void few_write(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, lane_buffer<S> e, const typename simd<S>::C* c, const typename simd<S>::C* value) {
     constexpr ptrdiff_t w = simd<S>::width;
     const ptrdiff_t tail = n - (registers - 1) * w;
     for (ptrdiff_t j = 0; j < k; ++j) {
         const simd<S> vc = simd<S>(c[j]), vv = simd<S>(value[j]);
-        const bool lines = past_cache && uintptr_t(out[j]) % (w * sizeof(S)) == 0;
         for (int i = 0; i < registers; ++i) {
             const bool whole = i < registers - 1 || tail == w;
             simd<S> v;
             if (kind == OUT_SCALED) v = e.get((j * registers + i) * w);
             else v = whole ? load(x[j] + i * w) : load_partial(x[j] + i * w, tail);
             const simd<S> y = output<kind>(v, vc, vv);
-            if (!whole) store_partial(out[j] + i * w, y, tail);
-            else if (lines) stream(out[j] + i * w, y);
-            else store(out[j] + i * w, y);
+            if (whole) store(out[j] + i * w, y);
+            else store_partial(out[j] + i * w, y, tail);
         }
     }
 }
-// Outputs of k rows of few registers, for which few_stats left the exponentials in e.
 template <class S>
-DS_INLINE void few_output(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, bool is_log, lane_buffer<S> e, const double* c, const double* value, bool past_cache) {
+DS_INLINE void few_rows_output(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, bool is_log, lane_buffer<S> e, const double* c, const double* value) {
     typename simd<S>::C each_c[simd<S>::width], each_value[simd<S>::width];
     for (ptrdiff_t j = 0; j < simd<S>::width; ++j) { each_c[j] = c[j]; each_value[j] = value[j]; }
     switch ((n - 1) / simd<S>::width * 2 + is_log) {
-        case 0: return few_write<1, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 1: return few_write<1, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 2: return few_write<2, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 3: return few_write<2, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 4: return few_write<3, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 5: return few_write<3, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
-        case 6: return few_write<4, OUT_SCALED>(out, x, n, k, e, each_c, each_value, past_cache);
-        default: return few_write<4, OUT_LOG>(out, x, n, k, e, each_c, each_value, past_cache);
+        case 0: return few_write<1, OUT_SCALED>(out, x, n, k, e, each_c, each_value);
+        case 1: return few_write<1, OUT_LOG>(out, x, n, k, e, each_c, each_value);
+        case 2: return few_write<2, OUT_SCALED>(out, x, n, k, e, each_c, each_value);
+        case 3: return few_write<2, OUT_LOG>(out, x, n, k, e, each_c, each_value);
+        case 4: return few_write<3, OUT_SCALED>(out, x, n, k, e, each_c, each_value);
+        case 5: return few_write<3, OUT_LOG>(out, x, n, k, e, each_c, each_value);
+        case 6: return few_write<4, OUT_SCALED>(out, x, n, k, e, each_c, each_value);
+        default: return few_write<4, OUT_LOG>(out, x, n, k, e, each_c, each_value);
     }
+}
+// Outputs of k rows of few registers, for which few_stats left the exponentials in e. Past the cache go rows that follow each other in memory,
+// all of them as one piece: alone they have few whole lines.
+template <class S>
+DS_INLINE void few_output(S* const* out, const S* const* x, ptrdiff_t n, ptrdiff_t k, bool is_log, lane_buffer<S> e, const double* c, const double* value, bool past_cache) {
+    constexpr ptrdiff_t w = simd<S>::width;
+    bool one_piece = past_cache;
+    for (ptrdiff_t j = 1; one_piece && j < k; ++j) one_piece = out[j] == out[j - 1] + n;
+    if (!one_piece) return few_rows_output(out, x, n, k, is_log, e, c, value);
+    alignas(64) S memory[GROUP * w * w];
+    S* rows[w];
+    for (ptrdiff_t j = 0; j < w; ++j) rows[j] = memory + j * n;
+    few_rows_output(rows, x, n, k, is_log, e, c, value);
+    stream_copy(out[0], memory, k * n * ptrdiff_t(sizeof(S)));
 }
 
 // ---------------------------------------------------------------- a strip of columns: lanes are neighbouring rows

@@ -41,7 +41,7 @@ cdef enum:
     MIN_WORK = 32768     # elements below which threads cost more than they bring
     PIECE = 16384        # elements of the smallest piece given to a thread
     DEFERRED = 98304     # bytes of a row's exponentials up to which they wait for the next row
-    LONG_LINE = 2048     # bytes of a row from which streaming pays: its two ends share lines with other rows and cannot be streamed
+    LONG_LINE = 2048     # bytes of a row from which streaming pays where rows are written alone: its ends share lines with others, which cannot be streamed
 
 include "finish.pxi"
 include "precise.pxi"

@@ -138,6 +138,12 @@ cdef int launch(task* t, storage_t* tag, int threads) noexcept nogil:
     return 0
 
 
+cdef inline bint are_few(const task* t) noexcept nogil:
+    """Whether rows have so few registers that several are written together (`few_output`), in whole lines."""
+    cdef Py_ssize_t lanes = simd[double].lanes() if t.x_code == CODE_F64 else simd[float].lanes()
+    return (t.operation == SOFTMAX or t.operation == LOG_SOFTMAX) and t.direct and t.cols() <= GROUP * lanes
+
+
 cdef int run(task* t, int threads) except -1 nogil:
     cdef int failed
     if t.rows() == 0 or (t.cols() == 0 and not t.initial):
@@ -146,7 +152,7 @@ cdef int run(task* t, int threads) except -1 nogil:
     if t.operation == CUMULATIVE:
         launch_cumulative(t, threads)
         return 0
-    if not t.columns() and t.cols() * item_size(t.out_code) < LONG_LINE:
+    if not t.columns() and t.cols() * item_size(t.out_code) < LONG_LINE and not are_few(t):
         t.past_cache = False
     if are_lanes(t):
         t.direct = False        # lanes hold what a register computes with, whatever the storage

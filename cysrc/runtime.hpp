@@ -62,15 +62,15 @@ inline void* work_memory(size_t bytes) {
     return mine.at;
 }
 
-// Outputs of more bytes than this bypass the cache: with their inputs they would not fit in the last level. Some systems report the
+// Outputs of more bytes than this bypass the cache: with their inputs they would take up most of the last level. Some systems report the
 // caches of all sockets as one, so no more than a common size is believed.
 inline ptrdiff_t stream_threshold() {
     constexpr long common = 32L << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     static const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (l3 > 0) return (l3 < common ? l3 : common) / 2;
+    if (l3 > 0) return (l3 < common ? l3 : common) / 3;
 #endif
-    return common / 2;
+    return common / 3;
 }
 
 }  // namespace

@@ -319,6 +319,22 @@ DS_INLINE void stream_fence() {
     _mm_sfence();
 #endif
 }
+// Memory from one place to another past the cache, but for the ends, which share their lines with neighbours.
+DS_INLINE void stream_copy(void* to, const void* from, ptrdiff_t bytes) {
+    typedef char piece __attribute__((vector_size(DS_BYTES)));
+    char* p = (char*)to;
+    const char* q = (const char*)from;
+    const ptrdiff_t before = ptrdiff_t((64 - uintptr_t(p) % 64) % 64), head = before < bytes ? before : bytes;
+    ptrdiff_t i = head;
+    std::memcpy(p, q, size_t(head));
+    for (; i + 64 <= bytes; i += 64)
+        for (ptrdiff_t j = i; j < i + 64; j += DS_BYTES) {
+            piece v;
+            std::memcpy(&v, q + j, sizeof v);
+            stream_bits(p + j, v);
+        }
+    std::memcpy(p + i, q + i, size_t(bytes - i));
+}
 DS_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // ---------------------------------------------------------------- across lanes

@@ -73,6 +73,26 @@ def test_rows_that_fill_the_cache(key: str, backend: str) -> None:
 
 @pytest.mark.parametrize("key", DTYPES)
 @pytest.mark.parametrize("name", ROWS)
+def test_short_rows_past_the_cache(name: str, key: str, level: str) -> None:
+    """Many rows that follow each other go past the cache as one piece, with the bits that a few of them get."""
+    f = ROWS[name]
+    for n in (5, 16, 50):
+        rows = (12 << 20) // (n * DTYPES[key].itemsize) + 5
+        x = normal(key, rows, n)
+        for start in (0, 3):
+            memory = np.full(rows * n + 64, 7, x.dtype)
+            out = memory[start : start + rows * n].reshape(rows, n)
+            f(x, -1, out=out)
+            assert (memory[:start] == 7).all()
+            assert (memory[start + rows * n :] == 7).all()
+            for first in range(0, rows, 100_000):
+                part = slice(first, first + 100_000)
+                same_bits(out[part], f(x[part], -1), f"n={n}, {start} elements into memory, from row {first} on")
+        same_bits(f(x, -1, out=x), out, f"in place, n={n}")
+
+
+@pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize("name", ROWS)
 def test_in_place(name: str, key: str, backend: str) -> None:
     f = ROWS[name]
     for shape, axis in SHAPES:

@@ -124,22 +124,24 @@ template <class S> void check_few_output(group& g, const std::vector<std::vector
     const ptrdiff_t n = ptrdiff_t(rows[0].size());
     double value[w];
     for (ptrdiff_t j = 0; j < w; ++j) value[j] = 0.25 + double(j);
-    for (int past_cache = 0; past_cache < 2; ++past_cache) {
-        alignas(64) S memory[w][GROUP * w + 64];
+    enum { ALONE, ALONE_PAST_CACHE, ONE_PIECE, SHORT_PIECE, WAYS };
+    for (int way = 0; way < WAYS; ++way) {
+        const bool piece = way >= ONE_PIECE;
+        const ptrdiff_t pitch = piece ? n : GROUP * w + 64, k = way == SHORT_PIECE ? w - 1 : w;
+        alignas(64) S memory[w * (GROUP * w + 64)];
         S* out[w];
-        for (ptrdiff_t j = 0; j < w; ++j) {
-            out[j] = memory[j] + j % 3;
-            std::fill(memory[j], memory[j] + GROUP * w + 64, element_of<S>(-77));
-        }
-        few_output<S>(out, x, n, w, is_log, e, c, value, past_cache);
+        for (ptrdiff_t j = 0; j < w; ++j) out[j] = memory + j * pitch + (piece ? 3 : j % 3);
+        std::fill(memory, memory + w * (GROUP * w + 64), element_of<S>(-77));
+        few_output<S>(out, x, n, k, is_log, e, c, value, way != ALONE);
         stream_fence();
-        for (ptrdiff_t j = 0; j < w; ++j) {
+        if (piece) g.that(lane_of(memory[2]) == lane_of(element_of<S>(-77)), "few_output: wrote before its rows");
+        for (ptrdiff_t j = 0; j < k; ++j) {
             for (ptrdiff_t i = 0; i < n; ++i) {
                 const C v = lane_of(rows[size_t(j)][size_t(i)]);
                 const C want = is_log ? (v - C(c[j])) - C(value[j]) : exp_of<S>(v - C(c[j])) * C(value[j]);
                 g.that(same(lane_of(out[j][i]), lane_of(element_of<S>(double(want)))), "few_output %td of %td: %a", i, n, double(lane_of(out[j][i])));
             }
-            g.that(lane_of(out[j][n]) == lane_of(element_of<S>(-77)), "few_output: wrote beyond %td", n);
+            if (!piece || j + 1 == k) g.that(lane_of(out[j][n]) == lane_of(element_of<S>(-77)), "few_output: wrote beyond %td", n);
         }
     }
 }
