@@ -67,11 +67,12 @@ def test_differences(backend: str, shape: Shape, seed: int, names: list[str]) ->
         if options.get(name) is not None:
             options[name] = np.asarray(options[name]).astype(np.float64)
     point = {"q": q, "k": k, "v": v, **{name: options[name] for name in needs_of(options)[3:]}}
-    # what is -inf or huge stays where it is, and so does the lse of a row that sees nothing else
+    # what is -inf or huge stays where it is, and so does a row that sees nothing else: its scores lose every step
     way = {n: np.where(np.abs(x) < 1e9, rng.standard_normal(x.shape), 0) for n, x in point.items()}
     out, lse = ds.attention(q, k, v, return_lse=True, **options)
     near = np.abs(lse) < 1e9
-    grad_out, grad_lse = rng.standard_normal(out.shape), np.where(near, rng.standard_normal(lse.shape), 0)
+    grad_out = np.where(near[..., None], rng.standard_normal(out.shape), 0)
+    grad_lse = np.where(near, rng.standard_normal(lse.shape), 0)
 
     def function(step: float) -> float:
         there = {n: x + step * way[n] for n, x in point.items()}
