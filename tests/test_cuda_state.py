@@ -63,7 +63,7 @@ def assert_same(device: State, host: State, cp: Any) -> None:
     """The kernels are held to their bounds elsewhere: these rows have exact sums, or all but."""
     assert [part.device.id for part in (device.m, device.d, device.lse)] == [cp.number] * 3
     for got, want in zip(values_of(device), values_of(host), strict=True):
-        np.testing.assert_allclose(got, want, rtol=OF_LOGARITHM, atol=0)
+        np.testing.assert_allclose(got, want, rtol=OF_LOGARITHM)
 
 
 def test_the_algebra_is_that_of_the_host(cp: Any) -> None:
@@ -90,7 +90,7 @@ def test_the_algebra_is_that_of_the_host(cp: Any) -> None:
     shares = whole.normalize(cp.asarray(left), -1)
     assert shares.device.id == cp.number
     want = on_host(lambda: (host[0] | host[1]).normalize(left, -1))
-    np.testing.assert_allclose(shares.get(), want, rtol=OF_SHARE, atol=0)
+    np.testing.assert_allclose(shares.get(), want, rtol=OF_SHARE)
 
 
 def test_states_of_two_places_do_not_mix(cp: Any) -> None:
